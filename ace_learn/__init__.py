@@ -1,0 +1,1 @@
+"""Learned early-exit predictors for reasoning models."""

@@ -1,0 +1,38 @@
+"""Artifacts on disk: atomic and resumable writes, one writer, hashes, provenance."""
+
+from ace_learn.artifacts.atomic import (
+    atomic_folder,
+    clean_stale,
+    is_temporary,
+    publish,
+    sync_tree,
+    write_json,
+    write_text,
+)
+from ace_learn.artifacts.dump import dump_config
+from ace_learn.artifacts.hashing import sha256_file, sha256_folder, sha256_json
+from ace_learn.artifacts.json_types import JSON, JsonFields, read_fields, read_json
+from ace_learn.artifacts.lock import writer_lock
+from ace_learn.artifacts.provenance import GitState, ProvenanceRecorder, git_state
+
+__all__ = [
+    "JSON",
+    "GitState",
+    "JsonFields",
+    "ProvenanceRecorder",
+    "atomic_folder",
+    "clean_stale",
+    "dump_config",
+    "git_state",
+    "is_temporary",
+    "publish",
+    "read_fields",
+    "read_json",
+    "sha256_file",
+    "sha256_folder",
+    "sha256_json",
+    "sync_tree",
+    "write_json",
+    "write_text",
+    "writer_lock",
+]

@@ -1,0 +1,143 @@
+"""Atomic writes: a reader sees the old state or the new one, never a half.
+
+Everything is written under a temporary name beside its target, flushed to the disk and renamed. A process that is
+killed leaves at most a temporary name, which readers skip (`is_temporary`) and the next writer removes (`clean_stale`).
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ace_learn.artifacts.json_types import JSON
+
+_MARK = ".tmp-"
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is the temporary name of an unfinished write."""
+    return _MARK in path.name
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file (UTF-8) atomically; parent folders are made.
+
+    Raises:
+        OSError: The disk is full or the path cannot be written; then nothing has changed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def write_json(path: Path, value: JSON) -> None:
+    """Writes a JSON file atomically: UTF-8, indented, keys in the given order.
+
+    Raises:
+        ValueError: The value holds NaN or infinity, which JSON has not, or something that is no JSON.
+        OSError: The disk is full or the path cannot be written; then nothing has changed.
+    """
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cannot write {path} as JSON: {error}") from error
+    write_text(path, text + "\n")
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder that appears under its name only when the block has ended without an error.
+
+    Args:
+        path: The folder to make. It must not exist yet (an empty folder is replaced).
+
+    Yields:
+        A temporary folder beside it to write into.
+
+    Raises:
+        ValueError: The folder exists and is not empty.
+        OSError: The disk is full or the path cannot be written; then the temporary folder is gone again.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists already; remove it or choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync_tree(temporary)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _sync(path.parent)
+
+
+def publish(temporary: Path, folder: Path, *, last: str) -> None:
+    """Moves files from one folder to another on the same disk, one by one, `last` at the end.
+
+    For an artifact that shares its folder with other things (logs, checkpoints): its readers look for the file `last`,
+    so the artifact appears whole or not at all.
+
+    Args:
+        temporary: The folder that holds the finished files; it is empty afterwards.
+        folder: The existing folder that gets them; files of the same name are replaced.
+        last: Name of the file without which the artifact does not count.
+
+    Raises:
+        OSError: The disk is full or a file cannot be moved.
+    """
+    sync_tree(temporary)
+    names = sorted((entry.name for entry in temporary.iterdir()), key=lambda name: (name == last, name))
+    assert last in names, f"{last} is not among {names}"
+    for name in names[:-1]:
+        (temporary / name).replace(folder / name)
+    _sync(folder)
+    (temporary / last).replace(folder / last)
+    _sync(folder)
+
+
+def clean_stale(parent: Path) -> None:
+    """Removes what killed writers left in a folder.
+
+    Call it only while holding the writer lock that covers the folder: a live writer's temporary names look the same.
+    """
+    if not parent.is_dir():
+        return
+    for entry in sorted(parent.iterdir()):
+        if not is_temporary(entry):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flushes every file and folder below a folder to the disk."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            _sync(Path(root) / name)
+        _sync(Path(root))
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}{_MARK}{secrets.token_hex(4)}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

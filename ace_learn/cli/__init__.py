@@ -1,0 +1,1 @@
+"""The commands, one file each; `python -m ace_learn.<command>` runs them."""

@@ -1,0 +1,178 @@
+"""What all commands share: recipes in, errors out.
+
+A command is a frozen dataclass and a function of it. `run_command` reads the dataclass from a YAML recipe and from
+flags; the docstrings of the fields are the help texts.
+"""
+
+import errno
+import os
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import NoReturn, TypeVar, get_args, get_type_hints
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_dumper, set_parsing_settings
+
+from ace_learn.cli.dump import dump_config, to_yaml
+
+__all__ = ["build_parser", "dump_config", "parse_config", "run_command"]
+
+Config = TypeVar("Config")
+
+USER_ERROR = 2
+INTERRUPTED = 130
+TRACEBACK_VARIABLE = "ACE_LEARN_TRACEBACK"
+"""Set to 1 to see the traceback of an error instead of one line."""
+
+
+def run_command(
+    config_class: type[Config],
+    function: Callable[[Config], object],
+    *,
+    description: str,
+    argv: Sequence[str] | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> None:
+    """Runs one command: `python -m ace_learn.<command> [RECIPE.yaml] [--flag value ...]`.
+
+    A flag beats the recipe, the recipe beats the default. A wrong recipe or flag, and a ValueError or OSError of the
+    function, end the process with status 2 and one line on stderr; Ctrl-C ends it with status 130.
+
+    Args:
+        config_class: The frozen dataclass that the recipe fills; it may nest other dataclasses.
+        function: The work; what it returns is dropped.
+        description: What the command does, for `--help`.
+        argv: The arguments; those of the process if None.
+        defaults: Defaults of this command that differ from the dataclass', as {"field.subfield": value}.
+
+    Raises:
+        SystemExit: With the status above, or after `--help` and `--print_config`.
+    """
+    parser = build_parser(config_class, description=description, defaults=defaults)
+    try:
+        function(parse_config(parser, config_class, sys.argv[1:] if argv is None else argv))
+    except ArgumentError as error:
+        _fail(f"{error.message} (see {parser.prog} --help)", error)
+    except (ValueError, OSError) as error:
+        _fail(_explain(error), error)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to resume", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def build_parser(
+    config_class: type[Config], *, description: str, defaults: Mapping[str, object] | None = None
+) -> ArgumentParser:
+    """The parser that reads a config class from recipes and flags.
+
+    Raises:
+        TypeError: The types of the class cannot be read, or would be read wrongly.
+    """
+    # A recipe may come with a downloaded artifact: nothing that it names is imported but the parts of its own config.
+    set_parsing_settings(
+        docstring_parse_attribute_docstrings=True,
+        instantiate_subclass_spec_in_any=False,
+        import_path_denylist=["*"],
+        import_path_allowlist=[f"{part.__module__}.{part.__qualname__}" for part in _config_classes(config_class)],
+    )
+    set_dumper("yaml", to_yaml)  # for --print_config; its own dumper leaves "1e3" unquoted, which reads as a number
+    parser = ArgumentParser(
+        prog=_program(),
+        usage="%(prog)s [RECIPE.yaml] [--flag value ...]",
+        description=description,
+        exit_on_error=False,
+    )
+    parser.add_argument(
+        "--config",
+        action=ActionConfigFile,
+        metavar="RECIPE.yaml",
+        help="A YAML recipe; the same as giving it first. Flags beat what it says.",
+    )
+    parser.add_class_arguments(config_class)
+    parser.set_defaults(dict(defaults or {}))
+    return parser
+
+
+def parse_config(parser: ArgumentParser, config_class: type[Config], argv: Sequence[str]) -> Config:
+    """Reads a config from command-line arguments.
+
+    Args:
+        parser: Made by `build_parser` for the same class.
+        config_class: The dataclass to make.
+        argv: An optional recipe, then flags.
+
+    Raises:
+        ArgumentError: A key or flag is unknown, has a wrong value, or is missing.
+        ValueError: The config class refuses a combination of values.
+    """
+    parsed = parser.parse_args(_recipes_first(argv))
+    values = parser.instantiate(parsed)
+    assert isinstance(values, Namespace)
+    return config_class(**{key: value for key, value in vars(values).items() if key != "config"})
+
+
+def _recipes_first(argv: Sequence[str]) -> list[str]:
+    """Moves recipes before the flags, since jsonargparse lets the later of the two win."""
+    arguments = list(argv)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config")
+    recipes: list[str] = []
+    flags: list[str] = []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument == "--config" and arguments:
+            recipes += [argument, arguments.pop(0)]
+        elif argument.startswith("--config="):
+            recipes.append(argument)
+        else:
+            flags.append(argument)
+    return recipes + flags
+
+
+def _config_classes(config_class: type[object]) -> list[type[object]]:
+    """The dataclasses that a config consists of, itself included.
+
+    Raises:
+        TypeError: jsonargparse would quietly read something else: a field's type is imported for type checkers only, so
+            that all fields would be read untyped; or a container holds `object`, whose strings would be read as YAML
+            once more ("[A-D]" becomes a list).
+    """
+    try:
+        hints = get_type_hints(config_class)
+    except NameError as error:
+        raise TypeError(f"{config_class.__name__}: {error}; import the types of its fields at run time") from error
+    classes = [config_class]
+    for name, hint in hints.items():
+        for part in _parts(hint):
+            if part is object:
+                raise TypeError(f"{config_class.__name__}.{name}: use ace_learn.tasks.JsonObject for free-form values")
+            if isinstance(part, type) and is_dataclass(part):
+                classes += _config_classes(part)
+    return classes
+
+
+def _parts(hint: object) -> list[object]:
+    return [hint, *(part for argument in get_args(hint) for part in _parts(argument))]
+
+
+def _explain(error: ValueError | OSError) -> str:
+    if not isinstance(error, OSError):
+        return str(error) or type(error).__name__
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}the disk is full; free some space, or choose another folder, and run the same command again"
+    return f"{where}{error.strerror or error}"
+
+
+def _fail(message: str, error: Exception) -> NoReturn:
+    if os.environ.get(TRACEBACK_VARIABLE) == "1":
+        raise error
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(USER_ERROR)
+
+
+def _program() -> str:
+    """How the user started the process."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return "python -m ace_learn" if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"

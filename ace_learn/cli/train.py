@@ -1,0 +1,17 @@
+"""`python -m ace_learn.train RECIPE.yaml`: features to a signal head."""
+
+from collections.abc import Sequence
+
+from ace_learn.cli.common import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command with the given arguments, or those of the process."""
+    from ace_learn.heads.train import TrainConfig, train_head
+
+    run_command(
+        TrainConfig,
+        train_head,
+        description="Train a signal head on a data set that `build` has made, and export it.",
+        argv=argv,
+    )

@@ -1,0 +1,70 @@
+r"""The first `\boxed{...}` or `\fbox{...}`.
+
+Equality is textual after a light normalisation; mathematical equality (math-verify) comes with an
+extra.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from ace_learn.contracts.base import Contract, common_fields
+from ace_learn.contracts.boxes import MAX_BOX, is_echo, read_box, unclosed
+from ace_learn.contracts.committer import Commit
+from ace_learn.contracts.cues import BOX_TRIGGERS, LOOKBACK, denied
+from ace_learn.contracts.fields import Fields
+from ace_learn.contracts.json_type import JSON
+from ace_learn.contracts.source import Source, Step
+
+_SPACING = re.compile(r"\\[!,;: ]|\s|~|\\(?:left|right)(?![A-Za-z])")
+_FRACTION = re.compile(r"\\[dt]frac(?![A-Za-z])")
+_LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxed(Contract):
+    r"""The answer is the content of the first `\boxed{...}` that is not a blank to fill in."""
+
+    kind: ClassVar[str] = "boxed"
+    lookback: ClassVar[int] = LOOKBACK
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Self:
+        """Build the contract from its spec."""
+        common = common_fields(fields)
+        return cls(**common._asdict())
+
+    def own_fields(self) -> dict[str, JSON]:
+        """No keys of its own."""
+        return {}
+
+    def scan(self, source: Source) -> Step[Commit | None]:
+        """Read until a box closes."""
+        while (yield from source.find(BOX_TRIGGERS)):
+            source.mark()
+            negated = denied(source.before(LOOKBACK))
+            content = yield from read_box(source)
+            if content is not None and not negated and not is_echo(content):
+                return Commit(content.strip(), source.offset)
+            source.rewind()
+        return None
+
+    def valid(self, answer: JSON) -> bool:
+        """A non-empty text with balanced braces."""
+        return isinstance(answer, str) and len(answer) <= MAX_BOX and not is_echo(answer) and not unclosed(answer)
+
+    def same(self, a: JSON, b: JSON) -> bool:
+        """Equal texts after normalisation."""
+        return isinstance(a, str) and isinstance(b, str) and normal_form(a) == normal_form(b)
+
+    def instruction(self) -> str:
+        """The sentence for the prompt."""
+        return "Put your final answer within \\boxed{}."
+
+
+def normal_form(answer: str) -> str:
+    r"""An answer without spaces and spacing commands, `\dfrac`, leading zeros, a final "."."""
+    text = _FRACTION.sub(r"\\frac", _SPACING.sub("", answer)).strip("$").rstrip(".")
+    return _LEADING_ZEROS.sub("", text)

@@ -1,0 +1,1 @@
+"""Engines that decode with the exit rule, contracts and speculation."""

@@ -1,0 +1,73 @@
+"""Hidden states and scalars of think rows, kept while a batch decodes."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ace_learn.exit.tracker import Hidden, Verdict
+
+CaptureRows = Literal["boundaries", "all"]
+
+
+class CapturedRows(NamedTuple):
+    """Captured rows, one per kept input token of a think span, in decoding order."""
+
+    request: Int[Tensor, " N"]
+    """Index of the request in its batch."""
+    output_index: Int[Tensor, " N"]
+    """Index of the token in the request's output."""
+    position: Int[Tensor, " N"]
+    """0-based index of the token in its think span."""
+    closed: Bool[Tensor, " N"]
+    """Whether the token is a boundary."""
+    confidence: Float[Tensor, " N"]
+    scalars: Float[Tensor, "N C"]
+    last: Float[Tensor, "N H"]
+    aux: Float[Tensor, "N A"]
+
+    def select(self, keep: Tensor) -> CapturedRows:
+        """Rows of a mask or index."""
+        return CapturedRows(*(column[keep] for column in self))
+
+
+class Capture:
+    """Collects rows on the host."""
+
+    def __init__(self, rows: CaptureRows) -> None:
+        """Keeps boundary rows, or every row of the think span."""
+        self.rows = rows
+        self._parts: list[CapturedRows] = []
+
+    def add(
+        self,
+        request: Int[Tensor, " B"],
+        output_index: Int[Tensor, "B R"],
+        valid: Bool[Tensor, "B R"],
+        verdict: Verdict,
+        hidden: Hidden,
+    ) -> None:
+        """Takes the rows of a step; `valid` marks rows whose input token was kept."""
+        thinking = verdict.in_think & (verdict.thought > 0)
+        keep = valid & (verdict.closed if self.rows == "boundaries" else thinking)
+        columns = (
+            request[:, None].expand_as(keep),
+            output_index,
+            verdict.thought - 1,
+            verdict.closed,
+            verdict.confidence,
+            verdict.scalars,
+            hidden.last,
+            hidden.aux,
+        )
+        self._parts.append(CapturedRows(*(column[keep].cpu() for column in columns)))
+
+    def finish(self) -> CapturedRows:
+        """All rows, ordered by request and position."""
+        assert self._parts, "nothing was captured"
+        rows = CapturedRows(*(torch.cat(columns) for columns in zip(*self._parts, strict=True)))
+        order = torch.argsort(rows.request * (int(rows.output_index.max()) + 1 if len(rows.request) else 1) + rows.output_index)
+        return rows.select(order)

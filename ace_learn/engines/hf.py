@@ -1,0 +1,180 @@
+"""The HF reference engine: the slow, readable truth for the exit rule, contracts and speculation.
+
+Plain PyTorch on any causal language model of transformers, batched, with and without a drafter, on CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ace_learn.engines.batch import DecodeBatch, Decoding, TokenListener
+from ace_learn.engines.capture import Capture, CapturedRows, CaptureRows
+from ace_learn.engines.live import LiveRequest
+from ace_learn.engines.requests import Output, Request
+from ace_learn.engines.sampling import Sampling
+from ace_learn.exit.policy import ExitPolicy
+from ace_learn.exit.tracker import ExitTracker, Hidden, Signaller
+from ace_learn.features.spec import FeatureSpec
+from ace_learn.heads.head import SignalHead
+from ace_learn.models.target import Target
+from ace_learn.speculation.drafters import Drafter
+
+
+class HeadSignaller:
+    """Assembles the features that a head reads from a step's rows."""
+
+    def __init__(self, head: SignalHead, spec: FeatureSpec, device: torch.device) -> None:
+        """Puts the head on the engine's device."""
+        self.head = head.to(device).eval()
+        self.spec = spec
+
+    def __call__(self, scalars: Float[Tensor, "B R C"], hidden: Hidden) -> Float[Tensor, "B R S"]:
+        """Signals of every row."""
+        columns = {"target_last": hidden.last, "target_aux": hidden.aux, "scalars": scalars}
+        signals: Tensor = self.head(torch.cat([columns[source].float() for source in self.spec.sources], dim=-1))
+        return signals
+
+
+class Branch(NamedTuple):
+    """A cut through a trace: think up to `length` output tokens, then the think end."""
+
+    request: int
+    """Index of the request in its batch."""
+    length: int
+    """Output tokens kept."""
+
+
+class Rollouts(NamedTuple):
+    """A finished batch that can still be branched."""
+
+    requests: list[Request]
+    outputs: list[Output]
+    rows: CapturedRows
+    batch: DecodeBatch
+
+
+class HFEngine:
+    """Decodes requests on one target."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        sampling: Sampling | None = None,
+        policy: ExitPolicy | None = None,
+        signaller: Signaller | None = None,
+        drafter: Drafter | None = None,
+        num_draft_tokens: int = 0,
+        aux_layers: tuple[int, ...] = (),
+        batch_size: int = 64,
+    ) -> None:
+        """Configures an engine.
+
+        Args:
+            target: The model.
+            sampling: Temperature, truncation and seed.
+            policy: When to end thinking; None: never.
+            signaller: Computes the policy's signals (`HeadSignaller`).
+            drafter: Proposes tokens; None: no speculation.
+            num_draft_tokens: Drafted tokens per step, K.
+            aux_layers: Layers that the signals read.
+            batch_size: Requests decoded together.
+
+        Raises:
+            ValueError: A drafter without draft tokens or the reverse, or a batch size below 1.
+        """
+        if (drafter is None) != (num_draft_tokens == 0):
+            raise ValueError(f"a drafter needs num_draft_tokens >= 1 and the reverse, not {num_draft_tokens}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, not {batch_size}")
+        self.target = target
+        self.sampling = sampling or Sampling()
+        self.policy = policy or ExitPolicy.never()
+        self.signaller = signaller
+        self.drafter, self.num_draft_tokens = drafter, num_draft_tokens
+        self.aux_layers = aux_layers
+        self.batch_size = batch_size
+        self.forward_tokens = 0
+        """Tokens run through the target so far."""
+
+    def generate(self, requests: Sequence[Request], *, listener: TokenListener | None = None) -> list[Output]:
+        """Decodes all requests, in batches; outputs are in the order of the requests."""
+        return [output for outputs in self.stream_batches(requests, listener=listener) for output in outputs]
+
+    def stream_batches(
+        self, requests: Sequence[Request], *, listener: TokenListener | None = None
+    ) -> Iterator[list[Output]]:
+        """Decodes batch by batch, for progress bars and incremental writers."""
+        for start in range(0, len(requests), self.batch_size):
+            lives = [LiveRequest(request, self.target) for request in requests[start : start + self.batch_size]]
+            batch = DecodeBatch(self._decoding(len(lives), listener=listener), lives)
+            self._run(batch)
+            yield [live.output() for live in lives]
+
+    def rollout(self, requests: Sequence[Request], rows: CaptureRows) -> Rollouts:
+        """Decodes one batch, capturing features, and keeps its cache for `branch`."""
+        lives = [LiveRequest(request, self.target) for request in requests]
+        decoding = self._decoding(len(lives), capture=Capture(rows))
+        batch = DecodeBatch(decoding, lives)
+        self._run(batch)
+        assert decoding.capture is not None
+        return Rollouts(list(requests), [live.output() for live in lives], decoding.capture.finish(), batch)
+
+    def branch(self, rollouts: Rollouts, branches: Sequence[Branch]) -> list[Output]:
+        """Regenerates answers from cuts through a batch's traces.
+
+        The traces' keys and values are reused: a branch costs the tokens of its think end and of its answer alone.
+        """
+        outputs: list[Output] = []
+        for start in range(0, len(branches), self.batch_size):
+            chunk = branches[start : start + self.batch_size]
+            outputs.extend(self._branch(rollouts, chunk))
+        return outputs
+
+    def _branch(self, rollouts: Rollouts, branches: Sequence[Branch]) -> list[Output]:
+        lives = []
+        for branch in branches:
+            request, output = rollouts.requests[branch.request], rollouts.outputs[branch.request]
+            prefix = [*output.token_ids[: branch.length], *self.target.markers.end]
+            lives.append(LiveRequest(request, self.target, prefix=prefix))
+        cached = [
+            len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)
+        ]
+        slots = torch.tensor([rollouts.batch.slot_of(branch.request) for branch in branches], device=self.target.device)
+        cache = rollouts.batch.cache.fork(slots, max(cached))
+        decoding = Decoding(target=self.target, sampling=self.sampling)
+        batch = DecodeBatch(decoding, lives, cache)
+        self._run(batch, cached)
+        return [live.output() for live in lives]
+
+    def _run(self, batch: DecodeBatch, num_cached: Sequence[int] | None = None) -> None:
+        batch.run(num_cached)
+        self.forward_tokens += batch.forward_tokens
+
+    def _decoding(
+        self, num_slots: int, *, capture: Capture | None = None, listener: TokenListener | None = None
+    ) -> Decoding:
+        tracker = ExitTracker(
+            markers=self.target.markers,
+            tables=self.target.tables,
+            policy=self.policy,
+            signaller=self.signaller,
+            num_slots=num_slots,
+            window=2 * (self.num_draft_tokens + 1),
+            device=self.target.device,
+        )
+        return Decoding(
+            target=self.target,
+            sampling=self.sampling,
+            tracker=tracker,
+            drafter=self.drafter,
+            num_draft_tokens=self.num_draft_tokens,
+            aux_layers=self.aux_layers,
+            capture=capture,
+            listener=listener,
+        )

@@ -1,0 +1,161 @@
+"""The calibrate stage: data set + head -> head folder with a certified `policy.json`."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from ace_learn.artifacts import (
+    JSON,
+    ProvenanceRecorder,
+    atomic_folder,
+    write_json,
+    write_text,
+)
+from ace_learn.evaluate.calibration import upper_bound
+from ace_learn.evaluate.learned import (
+    CalibratedPolicy,
+    Candidates,
+    PolicyFamily,
+    Risk,
+    build_candidates,
+    calibrate_policy,
+    threshold_point,
+)
+from ace_learn.evaluate.loading import open_head
+from ace_learn.evaluate.signals import smoothed_signals
+from ace_learn.evaluate.traces import Traces, load_traces
+
+HEAD_FILES = ("config.json", "model.safetensors")
+"""What makes a folder a head folder, besides the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig:
+    """What `python -m ace_learn.calibrate` reads."""
+
+    dataset: Path
+    """Folder written by build; its validation and calibration splits are used."""
+    head: Path
+    """Head folder written by train."""
+    output: Path
+    """New folder: the head with its policy, the certificate and the plot."""
+    policy: PolicyFamily = field(default_factory=PolicyFamily)
+    """The candidates."""
+    risk: Risk = field(default_factory=Risk)
+    """What is to be certified."""
+
+
+class CalibrationSummary(NamedTuple):
+    """What the stage found; `explanation` is for the user, above all where the policy is `never`."""
+
+    output: Path
+    calibrated: CalibratedPolicy
+    explanation: str
+
+
+def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
+    """Fix candidates on the validation split, certify one on the calibration split, write the head folder.
+
+    Args:
+        config: folders, candidates, and what is to be certified.
+
+    Raises:
+        ValueError: the output exists, an input is incomplete, the head belongs to another target, or the loss needs
+            gold answers that the data set lacks.
+        OSError: the disk is full or a path cannot be read or written.
+    """
+    from ace_learn.evaluate.plots import plot_calibration
+
+    inputs = {"dataset": config.dataset, "head": config.head}
+    with atomic_folder(config.output) as folder, ProvenanceRecorder(inputs) as recorder:
+        opened, family = open_head(config.dataset, config.head), config.policy
+        splits = [load_traces(config.dataset, split) for split in ("validation", "calibration")]
+        smoothed = [
+            smoothed_signals(opened.reader, traces, ewma=family.ewma, smooth_over=family.smooth_over)
+            for traces in splits
+        ]
+        candidates = build_candidates(family, smoothed[0], splits[0], config.risk.loss)
+        calibrated = calibrate_policy(candidates, smoothed[1], splits[1], risk=config.risk, scope=opened.scope)
+        explanation = explain(calibrated, candidates, config.risk)
+        for name in HEAD_FILES:
+            shutil.copyfile(config.head / name, folder / name)
+        write_json(folder / "policy.json", calibrated.policy.to_json())
+        write_json(folder / "calibration.json", calibration_json(calibrated, candidates, config.risk, splits))
+        write_text(folder / "config.yaml", yaml.safe_dump(_plain(asdict(config)), sort_keys=False))
+        plot_calibration(folder / "calibration.png", calibrated, config.risk)
+        recorder.write(folder)
+    return CalibrationSummary(config.output, calibrated, explanation)
+
+
+def explain(calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk) -> str:
+    """One sentence for the user: what was certified, or why nothing was and what would change that."""
+    result, name = calibrated.result, risk.loss.replace("_", "-")
+    if result.chosen is not None:
+        bound = upper_bound(int(result.losses[result.chosen]), result.n, 1 - risk.delta)
+        kind = "in expectation" if risk.method == "crc" else f"with confidence {1 - risk.delta:.0%}"
+        return (
+            f"certified {name} <= {risk.alpha:.1%} {kind}: {result.losses[result.chosen]} losses in {result.n} "
+            f"calibration problems (upper bound {bound:.2%}), captured savings there "
+            f"{calibrated.savings[result.chosen]:.1%}, {len(result.certified)} of {len(candidates.policies)} "
+            "candidates certified"
+        )
+    if not candidates.policies:
+        return (
+            "the policy is 'never': on the validation split no exit rule saves anything, or every boundary has the "
+            "same label (all early answers match, or none does), so there is nothing to learn from"
+        )
+    return f"the policy is 'never': {result.message}"
+
+
+def calibration_json(
+    calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk, splits: Sequence[Traces]
+) -> dict[str, JSON]:
+    """The content of `calibration.json`: every candidate with its losses, p-value and savings, in test order."""
+    result = calibrated.result
+    certified = set(result.certified.tolist())
+    sequence: list[JSON] = [
+        {
+            "point": dict(threshold_point(policy)),
+            "losses": int(result.losses[i]),
+            "risk": float(result.losses[i]) / result.n,
+            "p_value": float(result.p_values[i]),
+            "captured_savings": float(calibrated.savings[i]),
+            "certified": i in certified,
+        }
+        for i, policy in enumerate(candidates.policies)
+    ]
+    sizes: dict[str, JSON] = {
+        traces.split: {
+            "n": traces.num_problems,
+            "excluded": traces.excluded,
+            "full_accuracy": float(traces.full_correct.mean()),
+        }
+        for traces in splits
+    }
+    return {
+        "explanation": explain(calibrated, candidates, risk),
+        "loss": risk.loss,
+        "alpha": risk.alpha,
+        "delta": risk.delta,
+        "method": risk.method,
+        "order": candidates.order,
+        "chosen": result.chosen,
+        "splits": sizes,
+        "sequence": sequence,
+    }
+
+
+def _plain(value: object) -> object:
+    """Paths as texts and tuples as lists, for YAML."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case Path():
+            return str(value)
+    return value

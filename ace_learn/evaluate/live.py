@@ -1,0 +1,209 @@
+"""Live runs: the engine on held-out problems, with exits and without, against what the replay said."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from ace_learn.artifacts import JSON, read_fields
+from ace_learn.contracts import Contract
+from ace_learn.engines.hf import HeadSignaller, HFEngine
+from ace_learn.engines.requests import Output, Request
+from ace_learn.engines.sampling import Sampling
+from ace_learn.evaluate.metrics import LatencyModel
+from ace_learn.exit.policy import ExitPolicy
+from ace_learn.heads.export import load_head
+from ace_learn.labels.records import TraceRecord, read_records
+from ace_learn.models.target import Target
+from ace_learn.speculation.drafters import NgramDrafter
+
+_LATENCY_PROBLEMS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveConfig:
+    """How the live run decodes."""
+
+    problems: int = 200
+    """Test problems run live."""
+    batch_size: int = 50
+    """Requests decoded together."""
+    draft_tokens: int = 4
+    """Draft length of the n-gram drafter in the speculative part, K; 0 leaves that part out."""
+
+
+
+
+@dataclass(kw_only=True)
+class _Arms:
+    engines: dict[str, HFEngine]
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str, requests: Sequence[Request]) -> None:
+        outputs = self.engines[name].generate(requests)
+        self.outputs.setdefault(name, []).extend(outputs)
+        self.seconds[name] = self.seconds.get(name, 0.0) + max(output.seconds for output in outputs)
+
+
+def load_records(dataset: Path, split: str) -> Iterator[TraceRecord]:
+    """Labelled traces of a split that are not excluded, in problem order."""
+    for shard in sorted((dataset / "shards").glob("[0-9]*[0-9]")):
+        for record in read_records(shard / "traces.parquet"):
+            if record.split == split and not record.excluded:
+                yield record
+
+
+def engine_with_head(target: Target, head_folder: Path, *, sampling: Sampling, batch_size: int, draft_tokens: int = 0) -> HFEngine:
+    """An engine that exits by the policy of a calibrated head folder.
+
+    Raises:
+        ValueError: The head belongs to another target, or the folder holds no policy.
+    """
+    loaded = load_head(head_folder, expect=target.identity)
+    if not (head_folder / "policy.json").is_file():
+        raise ValueError(f"{head_folder} holds no policy.json; run python -m ace_learn.calibrate on it first")
+    return HFEngine(
+        target,
+        sampling=sampling,
+        policy=ExitPolicy.from_json(read_fields(head_folder / "policy.json").data),
+        signaller=HeadSignaller(loaded.head, loaded.spec, target.device),
+        aux_layers=loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
+        drafter=NgramDrafter() if draft_tokens else None,
+        num_draft_tokens=draft_tokens,
+        batch_size=batch_size,
+    )
+
+
+def expected_tokens(record: TraceRecord, exit_index: int, think_end: Sequence[int]) -> tuple[int, ...]:
+    """Output tokens of a run that exits at a boundary, as the probes have them."""
+    if exit_index == len(record.boundary):
+        return tuple(record.token_ids)
+    kept = record.token_ids[: record.think_start + record.boundary[exit_index] + 1]
+    return (*kept, *think_end, *record.probe_token_ids[exit_index])
+
+
+def live_run(
+    target: Target, dataset: Path, head_folder: Path, exit_index: Sequence[int], config: LiveConfig
+) -> tuple[dict[str, JSON], LatencyModel]:
+    """Runs test problems live: full thinking and learned exits on the same problems, in one go, in random order.
+
+    Args:
+        target: The model.
+        dataset: The data set whose test split was replayed.
+        head_folder: Head with policy.
+        exit_index: The replayed exit of each test problem, in the order of `load_records`.
+        config: Sizes.
+
+    Returns:
+        The report's `live` entry, and the latency model measured at batch size 1.
+
+    Raises:
+        ValueError: The split has fewer problems, or the head belongs to another target.
+    """
+    records = list(load_records(dataset, "test"))
+    if len(records) < config.problems:
+        raise ValueError(f"the test split has {len(records)} problems, fewer than the {config.problems} of the live run")
+    settings = read_fields(dataset / "dataset.json")
+    sampling = _sampling(settings.fields("sampling").data)
+    shown = records[: config.problems]
+    requests = [_request(r, settings.integer("max_new_tokens"), settings.integer("max_answer_tokens")) for r in shown]
+    arms = _Arms(engines=_engines(target, head_folder, sampling, config))
+    shuffled = random.Random(sampling.seed)
+    for start in tqdm(range(0, len(requests), config.batch_size), desc="live", unit="batch"):
+        names = list(arms.engines)
+        shuffled.shuffle(names)
+        for name in names:
+            arms.run(name, requests[start : start + config.batch_size])
+    latency = measure_latency(arms.engines["full"], arms.engines["learned"], requests[:_LATENCY_PROBLEMS])
+    return _live_json(arms, shown, exit_index, target), latency
+
+
+def _engines(target: Target, head_folder: Path, sampling: Sampling, config: LiveConfig) -> dict[str, HFEngine]:
+    size = config.batch_size
+    learned = engine_with_head(target, head_folder, sampling=sampling, batch_size=size)
+    engines = {"full": HFEngine(target, sampling=sampling, batch_size=size), "learned": learned}
+    if config.draft_tokens:
+        engines["learned_ngram"] = engine_with_head(
+            target, head_folder, sampling=sampling, batch_size=size, draft_tokens=config.draft_tokens
+        )
+    return engines
+
+
+def _sampling(data: dict[str, JSON]) -> Sampling:
+    numbers = {name: value for name, value in data.items() if isinstance(value, int | float)}
+    return Sampling(
+        temperature=float(numbers["temperature"]),
+        top_k=int(numbers["top_k"]),
+        top_p=float(numbers["top_p"]),
+        seed=int(numbers["seed"]),
+    )
+
+
+def _request(record: TraceRecord, max_new_tokens: int, max_answer_tokens: int) -> Request:
+    return Request(
+        key=record.problem,
+        prompt_ids=tuple(record.prompt_ids),
+        contract=Contract.from_spec(record.contract),
+        max_new_tokens=max_new_tokens,
+        max_answer_tokens=max_answer_tokens,
+    )
+
+
+def measure_latency(full: HFEngine, learned: HFEngine, requests: Sequence[Request]) -> LatencyModel:
+    """Fits seconds = prefill + per_token x output tokens to runs at batch size 1, long ones and short ones."""
+    tokens, seconds = [], []
+    for engine in (full, learned):
+        for request in requests:
+            engine_outputs = engine.generate([request])
+            tokens.append(len(engine_outputs[0].token_ids))
+            seconds.append(engine_outputs[0].seconds)
+    slope, intercept = np.polyfit(tokens, seconds, 1)
+    return LatencyModel(prefill_s=max(0.0, float(intercept)), per_token_s=float(slope))
+
+
+def _live_json(arms: _Arms, records: Sequence[TraceRecord], exit_index: Sequence[int], target: Target) -> dict[str, JSON]:
+    learned = arms.outputs["learned"]
+    expected = [expected_tokens(record, exit_index[i], target.markers.end) for i, record in enumerate(records)]
+    differing = [r.problem for r, o, want in zip(records, learned, expected, strict=True) if o.token_ids != want]
+    full = [r.problem for r, o in zip(records, arms.outputs["full"], strict=True) if list(o.token_ids) != r.token_ids]
+    methods: dict[str, JSON] = {name: _arm_json(arms, name, records) for name in arms.outputs}
+    return {
+        "n": len(records),
+        "equals_replay": not differing and not full,
+        "identical_learned": len(records) - len(differing),
+        "identical_full": len(records) - len(full),
+        "first_differing": [*differing[:5], *full[:5]],
+        "exits": sum(output.exit is not None for output in learned),
+        "seconds_ratio_full_over_learned": arms.seconds["full"] / arms.seconds["learned"],
+        "methods": methods,
+    }
+
+
+def _arm_json(arms: _Arms, name: str, records: Sequence[TraceRecord]) -> dict[str, JSON]:
+    outputs, seconds = arms.outputs[name], arms.seconds[name]
+    correct = [_correct(record, output) for record, output in zip(records, outputs, strict=True)]
+    valid = [output.seconds for output in outputs if output.answer is not None]
+    steps = sum(output.stats.verify_steps for output in outputs)
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return {
+        "accuracy": float(np.mean(correct)),
+        "tokens_mean": tokens / len(outputs),
+        "seconds": seconds,
+        "time_to_valid_answer_s": float(np.mean(valid)) if valid else None,
+        "valid_answers_per_s": len(valid) / seconds,
+        "tokens_per_verify_step": tokens / steps,
+        "drafted": sum(output.stats.drafted for output in outputs),
+        "accepted": sum(output.stats.accepted for output in outputs),
+    }
+
+
+def _correct(record: TraceRecord, output: Output) -> bool:
+    return record.gold is not None and Contract.from_spec(record.contract).equal(output.answer, json.loads(record.gold))

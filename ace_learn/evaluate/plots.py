@@ -1,0 +1,120 @@
+"""Plots of calibration and results, drawn without a display. Import this module only where one is drawn."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ace_learn.evaluate.bootstrap import Interval
+from ace_learn.evaluate.calibration import upper_bound
+from ace_learn.evaluate.compare import Evaluation
+from ace_learn.evaluate.learned import CalibratedPolicy, Risk
+
+_COLOURS = {
+    "budget": "#b07a00",
+    "confidence": "#7a5195",
+    "learned": "#0b6e99",
+    "full": "#333333",
+    "no_think": "#8c8c8c",
+    "oracle": "#2f8f4e",
+}
+_MARKERS = {"budget": "s", "confidence": "^", "learned": "*", "full": "o", "no_think": "v", "oracle": "D"}
+_NAMES = {
+    "budget": "fixed budget",
+    "confidence": "paragraph confidence",
+    "learned": "learned exit",
+    "full": "full thinking",
+    "no_think": "no thinking",
+    "oracle": "oracle (needs the answer)",
+}
+
+
+def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> None:
+    """Draw risk over savings along the test sequence, with the certified candidates and the chosen one.
+
+    Args:
+        path: PNG to write.
+        calibrated: outcome of the calibration.
+        risk: what was certified.
+    """
+    figure, axes = _figure()
+    result = calibrated.result
+    name = risk.loss.replace("_", "-")
+    order = np.argsort(calibrated.savings, kind="stable")
+    savings, losses = calibrated.savings[order], result.losses[order]
+    bounds = np.array([upper_bound(int(count), result.n, 1 - risk.delta) for count in losses])
+    axes.plot(savings, losses / result.n, color=_COLOURS["learned"], marker=".", label="measured on calibration")
+    axes.fill_between(
+        savings, losses / result.n, bounds, color=_COLOURS["learned"], alpha=0.15, label="to its upper bound"
+    )
+    axes.axhline(risk.alpha, color="#b3261e", linestyle="--", label=f"alpha = {risk.alpha:.1%}")
+    if result.certified.size:
+        reach = calibrated.savings[result.certified]
+        axes.axvspan(reach.min(), reach.max(), color=_COLOURS["oracle"], alpha=0.12, label="certified")
+    if result.chosen is not None:
+        axes.plot(
+            calibrated.savings[result.chosen],
+            result.losses[result.chosen] / result.n,
+            color="#b3261e",
+            marker="*",
+            markersize=14,
+            linestyle="none",
+            label="chosen",
+        )
+    axes.set_xlabel("captured savings (share of what the oracle saves)")
+    axes.set_ylabel(f"{name} rate, {result.n} problems")
+    axes.set_title(f"Calibration: {name} <= {risk.alpha:.1%}, {risk.method.replace('_', ' ')}")
+    axes.set_ylim(bottom=0, top=max(4 * risk.alpha, float(bounds.min(initial=0.0)) * 1.2))
+    axes.legend(loc="upper left", frameon=False)
+    _save(figure, path)
+
+
+def plot_pareto(path: Path, evaluation: Evaluation) -> None:
+    """Draw accuracy over mean output tokens: curves along the thresholds, and a point per method.
+
+    Args:
+        path: PNG to write.
+        evaluation: results on the test split.
+    """
+    figure, axes = _figure()
+    for name, curve in evaluation.curves.items():
+        order = np.argsort(curve.tokens_mean, kind="stable")
+        axes.plot(curve.tokens_mean[order], 100 * curve.accuracy[order], color=_COLOURS[name], alpha=0.6, linewidth=1.6)
+    for row in evaluation.rows:
+        interval = evaluation.intervals[row.method].accuracy
+        axes.errorbar(
+            row.tokens_mean,
+            100 * row.accuracy,
+            yerr=_whiskers(row.accuracy, interval),
+            color=_COLOURS[row.method],
+            marker=_MARKERS[row.method],
+            markersize=13 if row.method == "learned" else 7,
+            capsize=3,
+            linestyle="none",
+            zorder=4 if row.method == "learned" else 3,
+            label=f"{_NAMES[row.method]}: {row.accuracy:.1%} at {row.tokens_mean:.0f}",
+        )
+    axes.set_xlabel("mean output tokens per problem (think and answer)")
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(f"Accuracy over tokens, {evaluation.rows[0].n} held-out problems, 95% intervals")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def _whiskers(value: float, interval: Interval) -> list[list[float]]:
+    return [[100 * max(0.0, value - interval.low)], [100 * max(0.0, interval.high - value)]]
+
+
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130)

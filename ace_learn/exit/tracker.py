@@ -1,0 +1,158 @@
+"""Keeps the exit rule's state by sequence position, for engines that verify several tokens per step.
+
+The state after position p lives in a ring per slot, and a step's first row starts from the state after its own position
+minus one, *found by position*. No accepted counts are needed, and rejected drafts need no special case: what they wrote
+is overwritten before it can be read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ace_learn.exit.policy import ExitPolicy
+from ace_learn.exit.state import DECISION_SIZE, SPAN_SIZE, Decision, Span, SpanMachine, decide
+from ace_learn.thinking import BoundaryTables, ThinkMarkers
+
+
+class Hidden(NamedTuple):
+    """Hidden states of the rows of a step."""
+
+    last: Float[Tensor, "B R H"]
+    """What the target's output layer reads."""
+    aux: Float[Tensor, "B R A"]
+    """The tapped layers, concatenated; A = 0 where none is tapped."""
+
+
+class Signaller(Protocol):
+    """Turns the rows of a step into signals: a head together with the features that it reads."""
+
+    def __call__(self, scalars: Float[Tensor, "B R C"], hidden: Hidden) -> Float[Tensor, "B R S"]:
+        """Signals of every row."""
+        ...
+
+
+class Rows(NamedTuple):
+    """The rows of a verify step: input tokens, and what the target says after them."""
+
+    tokens: Int[Tensor, "B R"]
+    positions: Int[Tensor, "B R"]
+    logprobs: Float[Tensor, "B R"]
+    """Raw log-probability of each input token given its prefix, nats."""
+    entropy: Float[Tensor, "B R"]
+    """Entropy of the next-token distribution, nats."""
+    hidden: Hidden
+
+
+class Verdict(NamedTuple):
+    """What the rule says of the rows of a step."""
+
+    forced: Int[Tensor, "B R"]
+    """Token that must follow the row, or -1."""
+    closed: Bool[Tensor, "B R"]
+    """Whether the row's token is a boundary."""
+    in_think: Bool[Tensor, "B R"]
+    """Whether the row's token stands in a think span, or opens it."""
+    thought: Int[Tensor, "B R"]
+    """Tokens thought up to and including the row."""
+    paragraphs: Int[Tensor, "B R"]
+    """Boundaries passed up to and including the row."""
+    scalars: Float[Tensor, "B R C"]
+    confidence: Float[Tensor, "B R"]
+    """Geometric mean probability of the paragraph so far."""
+    smoothed: Float[Tensor, "B R S"]
+
+
+class ExitTracker:
+    """The exit rule over the slots of an engine."""
+
+    def __init__(
+        self,
+        *,
+        markers: ThinkMarkers,
+        tables: BoundaryTables,
+        policy: ExitPolicy,
+        signaller: Signaller | None,
+        num_slots: int,
+        window: int,
+        device: torch.device,
+    ) -> None:
+        """Allocates the ring.
+
+        Args:
+            markers: Think markers of the target.
+            tables: Boundary tables of the target.
+            policy: When to exit; `ExitPolicy.never()` only tracks.
+            signaller: Signals of the rows; None only with the policy `never`.
+            num_slots: Requests that can be tracked at once.
+            window: Ring length; at least the rows of all steps in flight, plus one step.
+            device: Where the state lives.
+
+        Raises:
+            ValueError: The policy reads signals and there is no head.
+        """
+        if signaller is None and policy.predicate != "never":
+            raise ValueError(f"the exit policy {policy.predicate!r} reads signals: name a head folder to compute them")
+        self.policy = policy
+        self.signaller = signaller
+        self.machine = SpanMachine(markers, tables, device)
+        self.end = torch.tensor(markers.end, device=device)
+        self.window = window
+        self.ring = torch.zeros(num_slots, window, SPAN_SIZE + DECISION_SIZE, device=device)
+        self.held_position = torch.full((num_slots, window), -1, dtype=torch.long, device=device)
+
+    def admit(self, slots: Int[Tensor, " B"], prompt_length: Int[Tensor, " B"], in_think: Bool[Tensor, " B"]) -> None:
+        """Clears slots for new requests; `in_think` where the prompt leaves a think block open."""
+        initial = in_think.float()
+        self.held_position[slots] = -1
+        self._store(slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), Decision.initial(initial).pack()), -1))
+
+    def observe(self, slots: Int[Tensor, " B"], rows: Rows) -> Verdict:
+        """Follows the rows of one step and says which next tokens are forced.
+
+        Raises:
+            AssertionError: The state before a request's first row is not in the ring.
+        """
+        before = self._load(slots, rows.positions[:, 0] - 1)
+        spans = self._spans(Span.unpack(before[:, :SPAN_SIZE]), rows)
+        scalars = torch.stack([span.scalars(rows.entropy[:, r]) for r, span in enumerate(spans)], dim=1)
+        decision = Decision.unpack(before[:, SPAN_SIZE:])
+        signals = None if self.signaller is None else self.signaller(scalars, rows.hidden)
+        forced, smoothed = [], []
+        for r, span in enumerate(spans):
+            force = torch.zeros_like(span.closed, dtype=torch.bool)
+            if signals is not None:
+                decision, force = decide(decision, span, signals[:, r], self.policy, len(self.end))
+            self._store(slots, rows.positions[:, r], torch.cat((span.pack(), decision.pack()), -1))
+            forced.append(torch.where(force, self.end[decision.forcing.long().clamp_min(1) - 1], -1))
+            smoothed.append(decision.smoothed)
+        return Verdict(
+            forced=torch.stack(forced, dim=1),
+            closed=torch.stack([span.closed for span in spans], dim=1) > 0,
+            in_think=torch.stack([span.in_think for span in spans], dim=1) > 0,
+            thought=torch.stack([span.tokens for span in spans], dim=1).long(),
+            paragraphs=torch.stack([span.paragraphs for span in spans], dim=1).long(),
+            scalars=scalars,
+            confidence=torch.stack([span.paragraph_confidence() for span in spans], dim=1),
+            smoothed=torch.stack(smoothed, dim=1),
+        )
+
+    def _spans(self, span: Span, rows: Rows) -> list[Span]:
+        spans = []
+        for r in range(rows.tokens.shape[1]):
+            span = self.machine.advance(span, rows.tokens[:, r], rows.logprobs[:, r])
+            spans.append(span)
+        return spans
+
+    def _load(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
+        place = positions % self.window
+        torch._assert_async((self.held_position[slots, place] == positions).all())  # an assert without a host sync
+        return self.ring[slots, place]
+
+    def _store(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"], packed: Float[Tensor, "B D"]) -> None:
+        place = positions % self.window
+        self.ring[slots, place] = packed
+        self.held_position[slots, place] = positions

@@ -1,0 +1,191 @@
+"""One shard of features: a safetensors file, written whole and read by rows through a memory map."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped
+from numpy import ndarray
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ace_learn.artifacts import JsonFields, sync_tree
+from ace_learn.exit import SCALARS, SIGNALS
+from ace_learn.features.spec import SOURCES, FeatureSpec
+
+FILE_NAME = "features.safetensors"
+FORMAT = "ace_learn.features/1"
+
+#: Names of the splits; the column `split` holds indices into them.
+SPLITS = ("train", "validation", "calibration", "test")
+
+#: Integer columns [N] of a shard.
+INDEX_COLUMNS = ("trace", "position", "boundary", "split")
+
+FEATURE_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_STORAGE = {"F32": "<f4", "BF16": "<i2", "F16": "<f2", "I64": "<i8"}
+
+
+class Column(NamedTuple):
+    """Where a tensor lies in a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def write_features(folder: Path, rows: Mapping[str, Tensor]) -> None:
+    """Writes FOLDER/features.safetensors, atomically.
+
+    Args:
+        folder: The shard's folder, made where it is missing.
+        rows: The columns of N rows: any of target_last [N, H] and target_aux [N, A*H] (floats of one dtype),
+            scalars [N, 7] float32, targets [N, S] float32 (nan where undefined), and trace, position, boundary
+            (-1: no boundary) and split [N] int64.
+
+    Raises:
+        ValueError: A column is missing, unknown, or of the wrong dtype or shape.
+        OSError: The disk is full or the path cannot be written.
+    """
+    _check_rows(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{FILE_NAME}.tmp-{os.getpid()}"
+    try:
+        columns = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in rows.items()}
+        save_file(columns, temporary, metadata={"format": FORMAT})
+        temporary.replace(folder / FILE_NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_tree(folder)
+
+
+def _check_rows(rows: Mapping[str, Tensor]) -> None:
+    required = {"targets", *INDEX_COLUMNS}
+    known = required.union(SOURCES)
+    if not required.issubset(rows) or not known.issuperset(rows) or required.issuperset(rows):
+        raise ValueError(
+            f"features need the columns {', '.join(sorted(required))} and one or more of {', '.join(SOURCES)}; "
+            f"got {', '.join(rows)}"
+        )
+    count = rows["trace"].shape[0]
+    for name, tensor in rows.items():
+        expected = 1 if name in INDEX_COLUMNS else 2
+        if tensor.ndim != expected or tensor.shape[0] != count:
+            raise ValueError(f"column {name} must have {expected} axes and {count} rows; it is {tuple(tensor.shape)}")
+        if name in INDEX_COLUMNS and tensor.dtype != torch.int64:
+            raise ValueError(f"column {name} must be int64; it is {tensor.dtype}")
+        if name in ("scalars", "targets") and tensor.dtype != torch.float32:
+            raise ValueError(f"column {name} must be float32; it is {tensor.dtype}")
+    hidden = {rows[name].dtype for name in ("target_last", "target_aux") if name in rows}
+    if len(hidden) > 1 or not hidden.issubset({torch.float32, torch.bfloat16, torch.float16}):
+        raise ValueError(f"hidden states must share one dtype among {', '.join(FEATURE_DTYPES)}; got {hidden}")
+    for name, width in (("scalars", len(SCALARS)), ("targets", len(SIGNALS))):
+        if name in rows and rows[name].shape[1] != width:
+            raise ValueError(f"column {name} must have {width} columns; it is {tuple(rows[name].shape)}")
+
+
+class Shard:
+    """A features file that has been checked and whose rows can be read without loading it.
+
+    Attributes:
+        path: The safetensors file.
+        num_rows: N of this shard.
+    """
+
+    def __init__(self, path: Path, *, spec: FeatureSpec, dtype: str) -> None:
+        """Opens and checks a shard; its tensors are not read.
+
+        Args:
+            path: The safetensors file.
+            spec: What dataset.json says the features are.
+            dtype: What dataset.json says the hidden states' dtype is, a key of `FEATURE_DTYPES`.
+
+        Raises:
+            ValueError: The file is missing, cut off, no safetensors file, or does not fit `spec` and `dtype`; the
+                message names the shard and what to do.
+        """
+        self.path = path
+        self._columns = _read_header(path)
+        self.num_rows = self._columns["trace"].shape[0] if self._columns.get("trace", _NOWHERE).shape else 0
+        for name, expected in _expected_columns(spec, dtype, self.num_rows).items():
+            column = self._columns.get(name, _NOWHERE)
+            if (column.dtype, column.shape) != expected:
+                raise _broken(
+                    path, f"column {name} is {column.dtype} {list(column.shape)}, not {expected[0]} {list(expected[1])}"
+                )
+
+    def take(self, name: str, rows: Int64[ndarray, " n"] | None = None) -> Shaped[Tensor, "n ..."]:
+        """Rows of a column, in the column's own dtype.
+
+        Args:
+            name: The column.
+            rows: Row numbers within the shard, best in ascending order; None: all of them.
+
+        Returns:
+            A copy of the rows; only their pages of the file are touched.
+        """
+        column = self._columns[name]
+        if self.num_rows == 0:
+            view = np.empty(column.shape, _STORAGE[column.dtype])
+        else:
+            view = np.memmap(self.path, dtype=_STORAGE[column.dtype], mode="r", offset=column.begin, shape=column.shape)
+        taken = torch.from_numpy(np.array(view) if rows is None else np.take(view, rows, axis=0))
+        return taken.view(torch.bfloat16) if column.dtype == "BF16" else taken
+
+
+_NOWHERE = Column("missing", (), 0, 0)
+
+
+def _expected_columns(spec: FeatureSpec, dtype: str, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    columns: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(INDEX_COLUMNS, ("I64", (rows,)))
+    columns["targets"] = ("F32", (rows, len(SIGNALS)))
+    for source in spec.sources:
+        columns[source] = ("F32" if source == "scalars" else FEATURE_DTYPES[dtype], (rows, spec.width(source)))
+    return columns
+
+
+def _read_header(path: Path) -> dict[str, Column]:
+    if not path.is_file():
+        raise _broken(path, "the file is missing")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise _broken(path, "the file is cut off, or no safetensors file")
+        text = file.read(length)
+    try:
+        header = JsonFields.of(json.loads(text), where="header")
+        columns = {name: _column(header.fields(name), 8 + length) for name in header.data if name != "__metadata__"}
+        file_format = header.fields("__metadata__").text("format")
+    except ValueError as error:
+        raise _broken(path, f"the header cannot be read ({error})") from error
+    if file_format != FORMAT:
+        raise _broken(path, f"the format is {file_format}, not {FORMAT}")
+    end = max((column.end for column in columns.values()), default=0)
+    if size != end:
+        raise _broken(path, f"the file has {size:,} bytes where its header announces {end:,}")
+    return columns
+
+
+def _column(entry: JsonFields, data: int) -> Column:
+    dtype, shape = entry.text("dtype"), entry.integers("shape")
+    offsets = entry.integers("data_offsets")
+    if len(offsets) != 2 or dtype not in _STORAGE or min(shape, default=0) < 0:
+        raise ValueError(f"{entry.where} is not a tensor of this format")
+    if offsets[0] < 0 or offsets[1] - offsets[0] != np.dtype(_STORAGE[dtype]).itemsize * int(np.prod(shape)):
+        raise ValueError(f"{entry.where} has a size that does not fit its shape")
+    return Column(dtype, shape, data + offsets[0], data + offsets[1])
+
+
+def _broken(path: Path, what: str) -> ValueError:
+    return ValueError(
+        f"shard {path.parent.name} is not usable: {path}: {what}. Delete the folder {path.parent} and run build again: "
+        "it makes the missing shard anew and keeps the others"
+    )

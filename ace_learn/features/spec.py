@@ -1,0 +1,106 @@
+"""Which features a head reads, in which order, and how wide they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from ace_learn.artifacts import JSON, JsonFields
+from ace_learn.exit import SCALARS
+
+Source: TypeAlias = Literal["target_last", "target_aux", "scalars"]
+
+#: Every source, in the order in which their columns stand side by side in a feature row.
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSpec:
+    """What one feature row [F] is made of.
+
+    Attributes:
+        sources: `target_last` (final hidden state), `target_aux` (hidden states of `aux_layers`, concatenated) and
+            `scalars` (running scalars of the prefix); given in any order, kept in the order of `SOURCES`.
+        hidden_size: H of the target.
+        aux_layers: The target layers behind `target_aux`, in their order of concatenation.
+    """
+
+    sources: tuple[Source, ...]
+    hidden_size: int
+    aux_layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Checks the sources and puts them into their order.
+
+        Raises:
+            ValueError: A source is unknown or repeated, there is none, or a needed size is missing.
+        """
+        sources = _checked(self.sources)
+        if self.hidden_size < 1:
+            raise ValueError(f"the hidden size must be at least 1; got {self.hidden_size}")
+        if "target_aux" in self.sources and not self.aux_layers:
+            raise ValueError("the feature source target_aux needs aux_layers; name at least one layer or leave it out")
+        object.__setattr__(self, "sources", sources)
+
+    @property
+    def size(self) -> int:
+        """F, the number of columns of a feature row."""
+        return sum(self.width(source) for source in self.sources)
+
+    def width(self, source: Source) -> int:
+        """The number of columns of one source, whether the spec holds it or not."""
+        if source == "target_last":
+            return self.hidden_size
+        if source == "target_aux":
+            return self.hidden_size * len(self.aux_layers)
+        return len(SCALARS)
+
+    def subset(self, sources: Sequence[Source]) -> FeatureSpec:
+        """The spec of some of the sources.
+
+        Raises:
+            ValueError: A source is not in this spec.
+        """
+        missing = [source for source in sources if source not in self.sources]
+        if missing:
+            raise ValueError(
+                f"the features hold {', '.join(self.sources)} but not {', '.join(missing)}; "
+                "choose among the former, or build the data set again with the latter"
+            )
+        return FeatureSpec(sources=tuple(sources), hidden_size=self.hidden_size, aux_layers=self.aux_layers)
+
+    def to_json(self) -> dict[str, JSON]:
+        """The spec as a JSON object."""
+        return {
+            "sources": list(self.sources),
+            "hidden_size": self.hidden_size,
+            "aux_layers": list(self.aux_layers),
+        }
+
+    @classmethod
+    def from_json(cls, value: JSON, *, where: str = "feature spec") -> FeatureSpec:
+        """Reads a spec.
+
+        Args:
+            value: What `to_json` gave.
+            where: What to call it in messages.
+
+        Raises:
+            ValueError: A field is missing or wrong.
+        """
+        fields = JsonFields.of(value, where=where)
+        return cls(
+            sources=_checked(fields.texts("sources")),
+            hidden_size=fields.integer("hidden_size"),
+            aux_layers=fields.integers("aux_layers"),
+        )
+
+
+def _checked(names: Sequence[str]) -> tuple[Source, ...]:
+    """The sources of these names, in the order of `SOURCES`."""
+    if not names or len(set(names)) != len(names) or not set(names).issubset(SOURCES):
+        raise ValueError(
+            f"feature sources must be one or more of {', '.join(SOURCES)}, each once; got {', '.join(names) or 'none'}"
+        )
+    return tuple(source for source in SOURCES if source in names)

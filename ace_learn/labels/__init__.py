@@ -1,0 +1,1 @@
+"""Labels: rollouts, probes at every paragraph end, minimal reasoning, targets."""

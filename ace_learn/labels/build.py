@@ -1,0 +1,280 @@
+"""Builds a data set: problems -> traces -> probes -> labels and features, in resumable shards."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from ace_learn.artifacts import (
+    JSON,
+    ProvenanceRecorder,
+    atomic_folder,
+    clean_stale,
+    dump_config,
+    read_json,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_text,
+    writer_lock,
+)
+from ace_learn.engines.capture import CaptureRows
+from ace_learn.engines.hf import HFEngine
+from ace_learn.engines.requests import Request
+from ace_learn.engines.sampling import Sampling
+from ace_learn.features import SPLITS, FeatureSpec, Source, write_features
+from ace_learn.labels.probing import Labelled, Problem, label_batch
+from ace_learn.labels.records import TraceRecord, write_records
+from ace_learn.labels.summary import write_summary
+from ace_learn.labels.targets import Minimal
+from ace_learn.models.target import Target, TargetConfig, load_target
+from ace_learn.tasks import TaskConfig, build_task, render_prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """What is captured at each row."""
+
+    sources: tuple[Source, ...] = ("target_last", "target_aux", "scalars")
+    """Kinds of features."""
+    aux_layers: tuple[int, ...] | None = None
+    """Decoder layers behind `target_aux`; None: the three that EAGLE-3 taps."""
+    rows: CaptureRows = "boundaries"
+    """`boundaries`, or `all` tokens of the think span (needed to smooth signals over tokens)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """A recipe of `python -m ace_learn.build`."""
+
+    target: TargetConfig
+    """The model that thinks."""
+    output: Path
+    """Folder of the data set; a killed run continues there."""
+    splits: dict[str, int]
+    """Problems per split: train, validation, calibration, test."""
+    task: TaskConfig = TaskConfig()
+    """Where the problems come from."""
+    sampling: Sampling = Sampling()
+    """How traces and probes are sampled; a certificate holds for this sampling alone."""
+    features: FeatureConfig = FeatureConfig()
+    """What heads can be trained on."""
+    minimal: Minimal = "first"
+    """Which boundary is the minimal one: the `first` whose answer matches, or `stable` from there on."""
+    max_new_tokens: int = 4096
+    """Cap on a trace; one that is cut before its think end is excluded and counted."""
+    max_answer_tokens: int = 256
+    """Cap on the answer, of traces and of probes."""
+    batch_size: int = 64
+    """Traces decoded together, and probes decoded together."""
+    shard_size: int = 256
+    """Problems per shard, the unit of resuming."""
+    plain: bool = False
+    """Prompt a model that has no chat template with the bare text."""
+    seed: int = 0
+    """Which problems, and their order."""
+
+    def __post_init__(self) -> None:
+        """Checks the counts."""
+        unknown = set(self.splits) - set(SPLITS)
+        if unknown or sum(self.splits.values()) < 1 or min(self.splits.values()) < 0:
+            raise ValueError(f"splits must give counts for some of {', '.join(SPLITS)}, not {self.splits}")
+        for name in ("max_new_tokens", "max_answer_tokens", "batch_size", "shard_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
+
+
+@dataclass(kw_only=True)
+class _ShardCounts:
+    """What a shard cost, in tokens run through the target."""
+
+    records: list[TraceRecord] = field(default_factory=list)
+    parts: list[Labelled] = field(default_factory=list)
+
+    def add(self, labelled: Labelled) -> None:
+        self.records.extend(labelled.records)
+        self.parts.append(labelled)
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "problems": len(self.records),
+            "excluded": sum(record.excluded for record in self.records),
+            "boundaries": sum(len(record.boundary) for record in self.records),
+            "trace_tokens": sum(part.trace_tokens for part in self.parts),
+            "probe_tokens": sum(part.probe_tokens for part in self.parts),
+            "naive_probe_tokens": sum(map(_naive_probe_tokens, self.records)),
+        }
+
+
+def build_dataset(config: BuildConfig) -> Path:
+    """Builds or continues a data set; returns its folder.
+
+    Raises:
+        ValueError: The recipe cannot be built (model, task, contract), the folder holds another data set, or another
+            process is writing it.
+        OSError: The disk is full; finished shards stay.
+    """
+    output = config.output
+    output.mkdir(parents=True, exist_ok=True)
+    with writer_lock(output), ProvenanceRecorder() as provenance:
+        if (output / "dataset.json").exists() and _same_recipe(config):
+            print(f"{output} is complete; delete it to build it again")
+            return output
+        target = load_target(config.target)
+        problems = _problems(config, target)
+        _claim(config)
+        shards = output / "shards"
+        shards.mkdir(exist_ok=True)
+        clean_stale(shards)
+        groups = [problems[i : i + config.shard_size] for i in range(0, len(problems), config.shard_size)]
+        with tqdm(total=len(problems), unit="problem", desc="build", smoothing=0.05) as bar:
+            for number, group in enumerate(groups):
+                folder = shards / f"{number:05d}"
+                if not folder.exists():
+                    _write_shard(folder, _engine(config, target), group, config, bar)
+                else:
+                    bar.update(len(group))
+        _finish(config, target, len(groups))
+        write_summary(output)
+        provenance.write(output)
+    return output
+
+
+def _problems(config: BuildConfig, target: Target) -> list[Problem]:
+    """Every problem of the data set, with its split; the order is shuffled so that each split is alike."""
+    count = sum(config.splits.values())
+    labels = np.repeat([name for name in SPLITS if name in config.splits], [config.splits[n] for n in SPLITS if n in config.splits])
+    np.random.default_rng(config.seed).shuffle(labels)
+    examples = build_task(config.task).examples(count, config.seed)
+    problems = []
+    for index, example in enumerate(examples):
+        thinking, closed = (
+            tuple(
+                render_prompt(
+                    target.tokenizer, example.messages, thinking=on, markers=target.markers, plain=config.plain
+                )
+            )
+            for on in (True, False)
+        )
+        request = Request(
+            key=index,
+            prompt_ids=thinking,
+            contract=example.contract,
+            max_new_tokens=config.max_new_tokens,
+            max_answer_tokens=config.max_answer_tokens,
+        )
+        no_think = Request(
+            key=index, prompt_ids=closed, contract=example.contract, thinking=False, max_new_tokens=config.max_answer_tokens
+        )
+        prompt = "\n".join(message["content"] for message in example.messages)
+        problems.append(Problem(index, str(labels[index]), prompt, example, request, no_think))
+    return problems
+
+
+def _claim(config: BuildConfig) -> None:
+    """Takes an empty folder for this recipe, or makes sure that it is this recipe's."""
+    if not (config.output / "config.yaml").exists():
+        write_text(config.output / "config.yaml", dump_config(config))
+    elif not _same_recipe(config):
+        raise ValueError(
+            f"{config.output} was built from another recipe (see its config.yaml); name another --output or delete it"
+        )
+
+
+def _same_recipe(config: BuildConfig) -> bool:
+    path = config.output / "config.yaml"
+    return path.exists() and path.read_text(encoding="utf-8") == dump_config(config)
+
+
+def _engine(config: BuildConfig, target: Target) -> HFEngine:
+    return HFEngine(
+        target,
+        sampling=config.sampling,
+        aux_layers=_spec(config, target).aux_layers,
+        batch_size=config.batch_size,
+    )
+
+
+def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
+    features = config.features
+    layers = target.default_aux_layers() if features.aux_layers is None else features.aux_layers
+    outside = [layer for layer in layers if not 0 <= layer < len(target.layers)]
+    if outside:
+        raise ValueError(f"aux_layers {outside} are outside the model's layers 0..{len(target.layers) - 1}")
+    return FeatureSpec(
+        sources=features.sources,
+        hidden_size=target.identity.hidden_size,
+        aux_layers=layers if "target_aux" in features.sources else (),
+    )
+
+
+def _write_shard(folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn]) -> None:
+    counts = _ShardCounts()
+    for start in range(0, len(problems), config.batch_size):
+        batch = problems[start : start + config.batch_size]
+        counts.add(label_batch(engine, batch, rows=config.features.rows, minimal=config.minimal))
+        bar.update(len(batch))
+    _check_labels(counts.records, config)
+    split = torch.tensor([SPLITS.index(problem.split) for problem in problems])
+    first = problems[0].number
+    with atomic_folder(folder) as temporary:
+        write_records(temporary / "traces.parquet", counts.records)
+        columns = {name: torch.cat([part.rows[name] for part in counts.parts]) for name in counts.parts[0].rows}
+        kept = {name: column for name, column in columns.items() if name in config.features.sources or name not in _SOURCES}
+        write_features(temporary, kept | {"split": split[columns["trace"] - first]})
+        files = {name: sha256_file(temporary / name) for name in ("traces.parquet", "features.safetensors")}
+        write_json(temporary / "shard.json", {**counts.to_json(), "sha256": dict(files)})
+
+
+_SOURCES = frozenset({"target_last", "target_aux", "scalars"})
+
+
+def _check_labels(records: Sequence[TraceRecord], config: BuildConfig) -> None:
+    """Refuses to go on where a whole shard yields nothing to learn from."""
+    usable = [record for record in records if not record.excluded]
+    if not usable:
+        raise ValueError(
+            f"none of {len(records)} traces began and ended its thinking within {config.max_new_tokens} tokens; raise "
+            "--max_new_tokens, or check the think markers (--target.think) and the chat template"
+        )
+    if all(record.full_answer is None for record in usable):
+        raise ValueError(
+            f"the contract {usable[0].contract} never committed an answer in {len(usable)} traces; check that the prompt "
+            "asks for that form, choose another contract, or raise --max_answer_tokens"
+        )
+
+
+def _naive_probe_tokens(record: TraceRecord) -> int:
+    """Tokens that probing would cost if each probe ran its prefix again."""
+    return len(record.prompt_ids) * len(record.boundary) + sum(record.probe_tokens)
+
+
+def _finish(config: BuildConfig, target: Target, num_shards: int) -> None:
+    shards: list[JSON] = [read_json(config.output / "shards" / f"{i:05d}" / "shard.json") for i in range(num_shards)]
+    sampling: dict[str, JSON] = asdict(config.sampling)
+    dtype = str(target.output_layer.weight.dtype).removeprefix("torch.")
+    write_json(
+        config.output / "dataset.json",
+        {
+            "format": 1,
+            "target": target.identity.to_json(),
+            "features": _spec(config, target).to_json(),
+            "feature_dtype": dtype,
+            "rows": config.features.rows,
+            "splits": dict(config.splits),
+            "sampling": sampling,
+            "max_new_tokens": config.max_new_tokens,
+            "max_answer_tokens": config.max_answer_tokens,
+            "think_end": list(target.markers.end),
+            "num_problems": sum(config.splits.values()),
+            "num_shards": num_shards,
+            "sha256": sha256_json(shards),
+        },
+    )

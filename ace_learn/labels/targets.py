@@ -1,0 +1,59 @@
+"""Minimal reasoning of a trace, and what a head learns at each of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Minimal = Literal["first", "stable"]
+
+
+class MinimalBoundary(NamedTuple):
+    """Indices into a trace's boundaries; the number of boundaries stands for the natural end."""
+
+    first: int
+    """First boundary whose answer matches."""
+    stable: int
+    """First boundary from which on all answers match."""
+
+
+def minimal_boundary(matches: Sequence[bool]) -> MinimalBoundary:
+    """Finds b* among the boundaries' matches with the full answer.
+
+    The natural end matches itself, so it is the fallback of both.
+    """
+    end = len(matches)
+    first = next((i for i, match in enumerate(matches) if match), end)
+    stable = next((i + 1 for i in range(end - 1, -1, -1) if not matches[i]), 0)
+    return MinimalBoundary(first, stable)
+
+
+def targets(
+    *,
+    position: Int[Tensor, " N"],
+    confidence: Float[Tensor, " N"],
+    boundary: Int[Tensor, " N"],
+    matches: Sequence[bool],
+    minimal_position: int,
+) -> Float[Tensor, "N S"]:
+    """Targets of DESIGN 4 at tokens of one trace, columns in the order of `SIGNALS`.
+
+    Args:
+        position: 0-based token index t from the think start.
+        confidence: Geometric mean of the probabilities of the paragraph up to t.
+        boundary: Index of the boundary that the token is, or -1.
+        matches: Whether exiting at each boundary keeps the full answer.
+        minimal_position: Token index of b*.
+
+    Returns:
+        confidence; progress = min(1, (t + 1) / (b* + 1)); remaining = max(0, b* - t) tokens; consistency (0/1, NaN off
+        boundaries).
+    """
+    progress = ((position + 1) / (minimal_position + 1)).clamp_max(1.0)
+    remaining = (minimal_position - position).clamp_min(0).float()
+    match = torch.tensor([*matches, torch.nan], dtype=torch.float32)  # index -1 reads the NaN
+    return torch.stack((confidence.float(), progress, remaining, match[boundary]), dim=-1)

@@ -1,0 +1,1 @@
+"""Targets: loading, hidden-state capture, key-value cache."""

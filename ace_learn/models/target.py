@@ -1,0 +1,237 @@
+"""Loading a target model and running it row by row with its hidden states."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ace_learn.models.cache import SlotCache
+from ace_learn.models.identity import TargetIdentity
+from ace_learn.thinking import BoundaryTables, ThinkMarkers
+
+_SAMPLES_PER_WEIGHT = 64
+
+_OutputHook = Callable[[nn.Module, tuple[Tensor, ...], "Tensor | tuple[Tensor, ...]"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkConfig:
+    """How the target marks its thinking."""
+
+    start: str = "<think>"
+    """Text of the think start."""
+    end: str = "</think>"
+    """Text of the think end; the runtime forces exactly its tokens."""
+    multi_token: bool = False
+    """Accept markers that the tokenizer has no single token for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """Which model is the target, and how to load it."""
+
+    model: str
+    """Folder or hub id of a causal language model."""
+    dtype: str = "auto"
+    """`auto` (as saved), `float32`, `bfloat16` or `float16`."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, ..."""
+    think: ThinkConfig = ThinkConfig()
+    """Think markers."""
+    revision: str | None = None
+    """Hub revision; None: the default branch."""
+
+
+class RowOutputs(NamedTuple):
+    """What the target says after each input token."""
+
+    logits: Float[Tensor, "B Q V"]
+    last: Float[Tensor, "B Q H"]
+    """Input of the output layer (after the final norm, where the family norms first)."""
+    aux: Float[Tensor, "B Q A"]
+    """Outputs of the tapped layers, concatenated; A = 0 without taps."""
+
+
+class Target:
+    """A causal language model with its tokenizer, think markers and identity."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, markers: ThinkMarkers, *, name: str
+    ) -> None:
+        """Wraps a loaded model.
+
+        Raises:
+            ValueError: The architecture cannot run on the slot cache, naming why.
+        """
+        text_config = model.config.get_text_config()
+        window = getattr(text_config, "sliding_window", None)
+        if window and "sliding_attention" in (getattr(text_config, "layer_types", None) or ["sliding_attention"]):
+            raise ValueError(
+                f"{name}: sliding-window attention ({window} tokens) is not supported by the HF reference engine; "
+                "use a model with full attention"
+            )
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.markers = markers
+        self.output_layer = model.get_output_embeddings()
+        if not isinstance(self.output_layer, nn.Linear):
+            raise ValueError(f"{name}: the model has no linear output layer; load a causal language model")
+        self.vocab_size = self.output_layer.out_features
+        self.layers = _decoder_layers(model, text_config.num_hidden_layers, name)
+        self.context_length = int(getattr(text_config, "max_position_embeddings", 1 << 30))
+        self.tables = BoundaryTables.from_tokenizer(tokenizer, self.vocab_size)
+        self.identity = TargetIdentity(
+            name=name,
+            fingerprint=fingerprint(model),
+            hidden_size=int(text_config.hidden_size),
+            num_layers=int(text_config.num_hidden_layers),
+            vocab_size=self.vocab_size,
+            markers=markers,
+            tables_sha256=self.tables.sha256,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs go."""
+        device: torch.device = self.output_layer.weight.device
+        return device
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End-of-sequence tokens of the generation config and the tokenizer."""
+        configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return frozenset(int(i) for i in ids if i is not None)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of output tokens, special tokens included."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        assert isinstance(text, str)
+        return text
+
+    def default_aux_layers(self) -> tuple[int, ...]:
+        """The three layers that EAGLE-3 taps: low, middle, high (0-based outputs of decoder layers, all distinct)."""
+        n = len(self.layers)
+        return tuple(sorted({min(2, n - 1), n // 2, max(0, n - 3)} if n >= 6 else set(range(max(0, n - 3), n))))
+
+    def new_cache(self, num_slots: int) -> SlotCache:
+        """An empty cache for `num_slots` requests."""
+        return SlotCache(len(self.layers), num_slots)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Int[Tensor, "B Q"],
+        positions: Int[Tensor, "B Q"],
+        cache: SlotCache,
+        *,
+        longest: int,
+        aux_layers: Sequence[int] = (),
+        last_only: bool = False,
+    ) -> RowOutputs:
+        """Runs the active rows of a batch one step further.
+
+        Args:
+            tokens: Input tokens; row i belongs to slot i of the cache.
+            positions: Sequence position of each token.
+            cache: Written at `positions`.
+            longest: One more than the largest position.
+            aux_layers: Decoder layers whose outputs are returned.
+            last_only: Compute the output layer for the last column alone (Q = 1 in `logits` and `last`).
+        """
+        mask = cache.begin(positions, longest)
+        with self._tapped(aux_layers) as taps:
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=int(last_only),
+            )
+        aux = [taps[layer] for layer in aux_layers]
+        last = taps[-1]
+        return RowOutputs(
+            logits=output.logits.float(), last=last, aux=torch.cat(aux, dim=-1) if aux else last[..., :0]
+        )
+
+    @contextmanager
+    def _tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        taps: dict[int, Tensor] = {}
+
+        def keep_output(index: int) -> _OutputHook:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+                taps[index] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        def keep_input(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            taps[-1] = args[0]
+
+        handles = [self.layers[layer].register_forward_hook(keep_output(layer)) for layer in layers]
+        handles.append(self.output_layer.register_forward_pre_hook(keep_input))
+        try:
+            yield taps
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _decoder_layers(model: PreTrainedModel, count: int, name: str) -> nn.ModuleList:
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise ValueError(f"{name}: found no list of its {count} decoder layers; this architecture is not supported")
+    return lists[0]
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """SHA-256 over every weight's name, shape and a fixed sample of its values.
+
+    The sample makes it quick on a large model, and any training step changes it. Values are hashed in bfloat16, so that
+    the same weights loaded in another dtype keep their fingerprint.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(json.dumps([name, list(weight.shape)]).encode())
+        flat = weight.detach().reshape(-1)
+        if flat.is_floating_point():
+            step = max(1, flat.numel() // _SAMPLES_PER_WEIGHT)
+            sample = flat[::step][:_SAMPLES_PER_WEIGHT].to("cpu", torch.bfloat16)
+            digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_target(config: TargetConfig) -> Target:
+    """Loads the target that a recipe names.
+
+    Raises:
+        ValueError: There is no such model, it has no think markers, or its architecture is not supported.
+    """
+    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise ValueError(f"unknown dtype {config.dtype!r}; known: auto, float32, bfloat16, float16")
+    if Path(config.model).exists() and not (Path(config.model) / "config.json").is_file():
+        raise ValueError(f"{config.model} holds no config.json; name a folder saved by transformers, or a hub id")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        markers = ThinkMarkers.from_tokenizer(
+            tokenizer, start=config.think.start, end=config.think.end, multi_token=config.think.multi_token
+        )
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=config.dtype, revision=config.revision, device_map={"": device}
+        )
+    except OSError as error:
+        raise ValueError(
+            f"cannot load the model {config.model!r}: {error}. Name a folder, or a hub id that this machine can reach."
+        ) from error
+    return Target(model, tokenizer, markers, name=config.model)

@@ -1,0 +1,343 @@
+"""What the embedded reasoner learns to write: thoughts with slips, checks and repairs, then an answer.
+
+Every thought has the same shape: a derivation (one paragraph per step; a step may slip, and its wrong result is carried
+on), the stated answer, and checking passes that go on after the answer is known. A pass that finds a slip says so,
+redoes the rest from the right value, and states the repaired answer. Every intermediate value is written out, so that a
+model of a million parameters can follow.
+"""
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ace_learn.reasoner.problems import Family, Problem, Step, Update
+
+Mode = Literal["full", "unchecked", "direct"]
+"""`full`: checked thought. `unchecked`: closed right after the stated answer. `direct`: no thought at all."""
+
+BREAK = "\n\n"
+UNCHECKED_SHARE = 0.05
+DIRECT_SHARE = 0.11
+MAX_PASSES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How one family thinks."""
+
+    slip: float
+    """Probability that a step of the first derivation goes wrong."""
+    notice: float
+    """Probability that a checking pass notices a wrong step."""
+    plan: float
+    """Probability of a plan paragraph before the first step."""
+    passes: tuple[int, ...]
+    """Numbers of checking passes to draw from."""
+    max_tokens: int
+    """Passes after the first are dropped where the thought would become longer than about this."""
+
+
+STYLES: Mapping[Family, Style] = {
+    "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=225),
+    "boxes": Style(slip=0.08, notice=0.96, plan=0.6, passes=(1, 2, 2, 2, 3), max_tokens=235),
+    "legs": Style(slip=0.08, notice=0.96, plan=0.0, passes=(1, 2, 2, 3), max_tokens=235),
+}
+
+_CHECKS = ("Let me check.", "Let me verify that.", "I check each step.", "Check it again.", "Once more.")
+_AGREE = ("Yes.", "Right.", "Good.")
+_TAILS = (
+    "I checked it twice.",
+    "Let me know if you want the steps.",
+    "I went through every step and checked the result.",
+    "Ask me if you have more questions.",
+    "That was a nice problem.",
+    "The steps are in my notes above.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A written solution."""
+
+    think: str
+    """The thought; every paragraph, the last one included, ends in a blank line. Empty in mode `direct`."""
+    answer: str
+    stated: int
+    """The value that the answer gives; differs from the true one where a slip went unrepaired."""
+    slips: int
+    """How many steps of the first derivation slipped."""
+    first_stated: int
+    """The value stated at the end of the first derivation."""
+
+    @property
+    def repaired(self) -> bool:
+        """Whether the first stated value was given up for another."""
+        return self.first_stated != self.stated
+
+
+def write_trace(problem: Problem, rng: random.Random) -> Trace:
+    """Write one trace in a mode drawn by the training shares."""
+    draw = rng.random()
+    if draw < DIRECT_SHARE:
+        return compose_trace(problem, rng, mode="direct")
+    return compose_trace(problem, rng, mode="unchecked" if draw < DIRECT_SHARE + UNCHECKED_SHARE else "full")
+
+
+def compose_trace(problem: Problem, rng: random.Random, *, mode: Mode) -> Trace:
+    """Write one trace in the given mode; all randomness comes from `rng`."""
+    if mode == "direct":
+        answer = _write_answer(problem, problem.value, rng)
+        return Trace(think="", answer=answer, stated=problem.value, slips=0, first_stated=problem.value)
+    thought = _Thought(problem, rng)
+    thought.derive()
+    thought.conclude()
+    first = thought.value
+    if mode == "full" or thought.lost:
+        thought.check_repeatedly()
+    think = "".join(paragraph + BREAK for paragraph in thought.paragraphs)
+    answer = _write_answer(problem, thought.value, rng)
+    return Trace(think=think, answer=answer, stated=thought.value, slips=thought.slips, first_stated=first)
+
+
+class _Thought:
+    """A thought while it is written: what was derived so far, and the paragraphs."""
+
+    def __init__(self, problem: Problem, rng: random.Random) -> None:
+        self.problem = problem
+        self.style = STYLES[problem.family]
+        self.rng = rng
+        self.paragraphs: list[str] = []
+        self.results: list[tuple[int, ...]] = []
+        """What the thought believes about each step."""
+        self.slips = 0
+        self.wrong: int | None = None
+        """The value just given up, until the next conclusion names it."""
+
+    @property
+    def value(self) -> int:
+        """The answer as believed now."""
+        return self._values(len(self.results))[self.problem.asked]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the believed answer is not on offer in a multiple choice."""
+        return self.problem.options is not None and self.value not in self.problem.options
+
+    def derive(self) -> None:
+        """Write the plan and the first derivation, in which steps may slip."""
+        if self.rng.random() < self.style.plan:
+            self.paragraphs.append(_plan(self.problem))
+        for index, step in enumerate(self.problem.steps):
+            values = self._values(index)
+            results = _true_results(step, values)
+            if self.rng.random() < self.style.slip:
+                slipped = self._slip(step, values)
+                if self._is_sound(index, slipped):
+                    results = slipped
+                    self.slips += 1
+            self.results.append(results)
+            self.paragraphs.append(step.label + _write_step(step, values, results))
+
+    def conclude(self) -> None:
+        """State the answer, and which option it is."""
+        value, problem = self.value, self.problem
+        wrong, self.wrong = self.wrong, None
+        text = f"So the answer is {value}"
+        if wrong is not None and wrong != value:
+            text += f", not {wrong}"
+        letter = problem.option_of(value)
+        if problem.options is None:
+            text += "."
+        elif letter is None:
+            text += f". {value} is none of the options."
+        else:
+            text += f". {value} is option {letter}."
+        self.paragraphs.append(text)
+
+    def check_repeatedly(self) -> None:
+        """Write checking passes: a full one first, then others that no longer change what is right."""
+        planned, round_length = self.rng.choice(self.style.passes), self._length()
+        for done in range(MAX_PASSES):
+            too_long = done > 0 and self._length() + round_length > self.style.max_tokens
+            if not self.lost and (done >= planned or too_long):
+                return
+            if done > 0 and self.rng.random() < 0.5 and self._is_right():
+                self._check_otherwise()
+            else:
+                self._check_forward()
+
+    def _check_forward(self) -> None:
+        """Derive every step again; redo the rest where one was wrong."""
+        self.paragraphs.append(self.rng.choice(_CHECKS))
+        agree = self.rng.choice(_AGREE)
+        wrong = self.value
+        repaired = False
+        for index, step in enumerate(self.problem.steps):
+            values = self._values(index)
+            truth, believed = _true_results(step, values), self.results[index]
+            if repaired:
+                self.results[index] = truth
+                self.paragraphs.append(_write_step(step, values, truth))
+            elif truth == believed or not (self.lost or self.rng.random() < self.style.notice):
+                self.paragraphs.append(f"{_write_step(step, values, believed)} {agree}")
+            else:
+                repaired = True
+                self.results[index] = truth
+                self.paragraphs.append(self._write_repair(index, truth, believed))
+        if repaired:
+            self.wrong = wrong
+            self.conclude()
+            return
+        letter = self.problem.option_of(wrong)
+        ending = "" if letter is None else f", option {letter}"
+        self.paragraphs.append(f"So {wrong} is right{ending}.")
+
+    def _write_repair(self, index: int, truth: tuple[int, ...], believed: tuple[int, ...]) -> str:
+        step = self.problem.steps[index]
+        line = _write_step(step, self._values(index), truth)
+        place = next(at for at, pair in enumerate(zip(truth, believed, strict=True)) if pair[0] != pair[1])
+        text = f"{line} Wait, it is {truth[place]}, not {believed[place]}."
+        if index + 1 == len(self.problem.steps):
+            return text
+        values = self._values(index + 1)
+        if len(self.problem.start) > 1:
+            state = ", ".join(f"{name} {values[name]}" for name in self.problem.start)
+            return f"{text} I go on from {state}."
+        return f"{text} I go on from {values[self.problem.asked]}."
+
+    def _check_otherwise(self) -> None:
+        """Confirm a right answer in a way of the family's own."""
+        text = _OTHER_CHECKS[self.problem.family](self.problem, self._values(len(self.results)), self.results)
+        self.paragraphs.extend(text)
+        letter = self.problem.option_of(self.value)
+        ending = "" if letter is None else f", option {letter}"
+        self.paragraphs.append(f"So it is {self.value}{ending}.")
+
+    def _is_right(self) -> bool:
+        return all(
+            _true_results(step, self._values(index)) == self.results[index]
+            for index, step in enumerate(self.problem.steps)
+        )
+
+    def _values(self, index: int) -> dict[str, int]:
+        """The believed numbers before step `index`."""
+        values = dict(self.problem.start)
+        for step, results in zip(self.problem.steps[:index], self.results, strict=False):
+            values.update(zip((update.target for update in step.updates), results, strict=True))
+        return values
+
+    def _slip(self, step: Step, values: Mapping[str, int]) -> tuple[int, ...]:
+        """Get one equation of a step wrong, and whatever follows from it in the same step."""
+        chosen = self.rng.randrange(len(step.updates))
+        known, results = dict(values), []
+        for position, update in enumerate(step.updates):
+            result = update.evaluate(known)
+            if position == chosen:
+                result += self._error(update)
+            known[update.target] = result
+            results.append(result)
+        return tuple(results)
+
+    def _error(self, update: Update) -> int:
+        if update.op == "*" and isinstance(update.left, int) and self.rng.random() < 0.5:
+            return self.rng.choice((-2, 2)) * update.left
+        return self.rng.choice((-10, 10, -1, 1, -1, 1, -2, 2))
+
+    def _is_sound(self, index: int, slipped: tuple[int, ...]) -> bool:
+        """Whether all that follows from a slip stays within 0 and 999."""
+        values = self._values(index)
+        step = self.problem.steps[index]
+        values.update(zip((update.target for update in step.updates), slipped, strict=True))
+        results = list(slipped)
+        for later in self.problem.steps[index + 1 :]:
+            for update in later.updates:
+                values[update.target] = update.evaluate(values)
+                results.append(values[update.target])
+        return all(0 <= result <= 999 for result in results)
+
+    def _length(self) -> int:
+        return sum(len(_ROUGH_TOKEN.findall(paragraph)) + 1 for paragraph in self.paragraphs)
+
+
+_ROUGH_TOKEN = re.compile(r"\d|[A-Za-z]+|[^\sA-Za-z\d]")
+
+
+def _true_results(step: Step, values: Mapping[str, int]) -> tuple[int, ...]:
+    known, results = dict(values), []
+    for update in step.updates:
+        known[update.target] = update.evaluate(known)
+        results.append(known[update.target])
+    return tuple(results)
+
+
+def _write_step(step: Step, values: Mapping[str, int], results: tuple[int, ...]) -> str:
+    known, lines = dict(values), []
+    for update, result in zip(step.updates, results, strict=True):
+        left, right = update.operands(known)
+        lines.append(f"{update.label}{left} {update.op} {right} = {result}")
+        known[update.target] = result
+    return f"{', '.join(lines)}."
+
+
+def _plan(problem: Problem) -> str:
+    if problem.family == "boxes":
+        return "Start: " + ", ".join(f"{name} {count}" for name, count in problem.start.items()) + "."
+    return f"I start from {next(iter(problem.start.values()))} and take {len(problem.steps)} steps."
+
+
+def _undo_chain(problem: Problem, values: Mapping[str, int], results: list[tuple[int, ...]]) -> list[str]:
+    """Walk back from the answer to the start."""
+    value, lines = values[problem.asked], []
+    for step in reversed(problem.steps):
+        update = step.updates[0]
+        amount = update.operands(values)[1]
+        back = value - amount if update.op == "+" else value + amount
+        lines.append(f"{value} {'-' if update.op == '+' else '+'} {amount} = {back}.")
+        value = back
+    return ["Now backwards.", *lines, f"That is the start, {value}."]
+
+
+def _total_boxes(problem: Problem, values: Mapping[str, int], results: list[tuple[int, ...]]) -> list[str]:
+    """Compare the total of all boxes before and after."""
+
+    def add_up(counts: list[int]) -> str:
+        total, lines = counts[0], []
+        for count in counts[1:]:
+            lines.append(f"{total} + {count} = {total + count}")
+            total += count
+        return ", ".join(lines)
+
+    names = list(problem.start)
+    before = f"All boxes before: {add_up([problem.start[name] for name in names])}."
+    return [before, f"All boxes after: {add_up([values[name] for name in names])}.", "The same."]
+
+
+def _sum_legs(problem: Problem, values: Mapping[str, int], results: list[tuple[int, ...]]) -> list[str]:
+    """Add the products in the opposite order."""
+    products = [result[0] for result in reversed(results)]
+    total, lines = products[0], []
+    for product in products[1:]:
+        lines.append(f"{total} + {product} = {total + product}.")
+        total += product
+    return ["Now from the last to the first.", *lines]
+
+
+_OTHER_CHECKS = {"chain": _undo_chain, "boxes": _total_boxes, "legs": _sum_legs}
+
+
+def _write_answer(problem: Problem, value: int, rng: random.Random) -> str:
+    """Write the answer in the format the prompt asks for, sometimes framed by talk."""
+    if problem.answer_format == "boxed":
+        lead = rng.choice(("", "", "The answer is ", "The result is "))
+        text = f"{lead}\\boxed{{{value}}}"
+        text += "." if lead else ""
+    elif problem.answer_format == "json":
+        text = rng.choice(("", "", "Here it is: ")) + f'{{"answer": {value}}}'
+    else:
+        letter = problem.option_of(value) or rng.choice("ABCD")
+        text = rng.choice(("", "", f"The result is {value}. ")) + f"Answer: {letter}"
+    if rng.random() < 0.5:
+        text += "\n" + " ".join(rng.sample(_TAILS, rng.choice((1, 1, 2))))
+    return text

@@ -1,0 +1,1 @@
+"""Speculative decoding: counter-based noise, acceptance, drafters, the finish window."""

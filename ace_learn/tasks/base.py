@@ -1,0 +1,135 @@
+"""What a task yields: prompts, each with the contract that its answer must meet and, where known, the gold answer."""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypedDict, runtime_checkable
+
+from ace_learn.contracts import JSON, Contract
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One problem."""
+
+    family: str
+    """Kind of problem, for tables by kind."""
+    messages: tuple[Message, ...]
+    """The chat that the model continues; the last turn is the user's."""
+    contract: Contract
+    """What counts as an answer."""
+    gold: JSON
+    """The right answer in the contract's terms; None where it is not known."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of examples."""
+
+    def examples(self, count: int, seed: int) -> Iterator[Example]:
+        """Yields `count` examples, no two of them with the same chat.
+
+        So a split of the examples never has a problem on both sides. The first examples of a long stream are those of
+        a short one with the same seed.
+
+        Args:
+            count: How many.
+            seed: Which ones, and in which order.
+
+        Raises:
+            ValueError: The source has fewer, or one of them is malformed.
+        """
+        ...
+
+
+def user_message(content: str) -> tuple[Message, ...]:
+    """A chat of one user turn."""
+    return (Message(role="user", content=content),)
+
+
+def chat_key(messages: Iterable[Message]) -> str:
+    """Chats with the same key are the same chat."""
+    return json.dumps([(message["role"], message["content"]) for message in messages])
+
+
+def distinct(
+    stream: Iterator[Example], count: int, *, patience: int = 10_000, source: str = "the task"
+) -> Iterator[Example]:
+    """Yields the first `count` examples of a stream that differ in their chat.
+
+    Args:
+        stream: Examples, possibly repeated, possibly without end.
+        count: How many to yield.
+        patience: Repetitions in a row after which an endless stream counts as exhausted.
+        source: What the stream is, for the message.
+
+    Raises:
+        ValueError: The stream has no `count` distinct examples.
+    """
+    seen: set[str] = set()
+    repeated = 0
+    while len(seen) < count:
+        example = next(stream, None)
+        if example is None or repeated == patience:
+            raise ValueError(f"{source} has {len(seen)} distinct problems, but {count} are wanted; ask for fewer")
+        key = chat_key(example.messages)
+        repeated = repeated + 1 if key in seen else 0
+        if not repeated:
+            seen.add(key)
+            yield example
+
+
+def interleave(streams: dict[str, Callable[[], Iterator[Example]]], seed: int) -> Iterator[Example]:
+    """Draws from several streams at random, with equal shares; each is started at its first draw."""
+    rng = random.Random(f"interleave/{seed}")
+    names = sorted(streams)
+    started: dict[str, Iterator[Example]] = {}
+    while True:
+        name = rng.choice(names)
+        if name not in started:
+            started[name] = streams[name]()
+        example = next(started[name], None)
+        if example is None:
+            return
+        yield example
+
+
+def read_gold(contract: Contract, value: JSON, *, where: str) -> JSON:
+    """A gold answer in the contract's terms, from a data set's (which often holds numbers as text).
+
+    Raises:
+        ValueError: It is no legal answer of the contract, however it is read.
+    """
+    if value is None:
+        return None
+    for reading in _readings(contract, value):
+        if contract.valid(reading):
+            return reading
+    raise ValueError(
+        f"{where}: the gold answer {value!r} is no legal answer of the contract {json.dumps(contract.to_spec())}; "
+        "fix the contract or the data"
+    )
+
+
+def _readings(contract: Contract, value: JSON) -> Iterator[JSON]:
+    """The value itself; a number as text; text as JSON; the answer that a worked solution ends with."""
+    yield value
+    if not isinstance(value, str):
+        yield json.dumps(value)
+        return
+    text = value.strip()
+    yield text
+    with contextlib.suppress(ValueError):
+        parsed: JSON = json.loads(text)
+        yield parsed
+    if (commit := contract.project(text)) is not None:
+        yield commit.answer

@@ -1,0 +1,53 @@
+"""Problems of the embedded reasoner's own families."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import cast
+
+from ace_learn.contracts import JSON, Contract
+from ace_learn.reasoner.problems import FAMILIES, Family, contract_spec, generate_problems
+from ace_learn.tasks.base import Example, distinct, interleave, read_gold, user_message
+
+_ENDLESS = sys.maxsize
+
+
+class ReasonerTask:
+    """A mix of families in equal shares."""
+
+    def __init__(self, families: Sequence[str] = ()) -> None:
+        """Chooses the families.
+
+        Args:
+            families: Names among `ace_learn.reasoner.problems.FAMILIES`; all of them if empty.
+
+        Raises:
+            ValueError: A family is unknown.
+        """
+        unknown = [family for family in families if family not in FAMILIES]
+        if unknown:
+            raise ValueError(f"unknown families {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
+        self.families = tuple(family for family in FAMILIES if not families or family in families)
+
+    def examples(self, count: int, seed: int) -> Iterator[Example]:
+        """Yields `count` distinct problems; see `Task`."""
+        streams = {family: lambda family=family: _stream(family, seed) for family in self.families}
+        return distinct(interleave(streams, seed), count, source=f"the reasoner's families {', '.join(self.families)}")
+
+
+def _stream(family: Family, seed: int) -> Iterator[Example]:
+    for problem in generate_problems(family, _ENDLESS, seed):
+        contract = _contract(json.dumps(contract_spec(problem)))
+        yield Example(
+            family=family,
+            messages=user_message(problem.prompt),
+            contract=contract,
+            gold=read_gold(contract, cast("JSON", problem.gold), where=f"reasoner, family {family}"),
+        )
+
+
+@cache
+def _contract(spec: str) -> Contract:
+    """Building a contract may compile a schema; problems share few of them."""
+    return Contract.from_spec(spec)

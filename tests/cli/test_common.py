@@ -1,0 +1,254 @@
+import errno
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ace_learn.cli.common import build_parser, dump_config, parse_config, run_command
+from tests.cli.toy_config import ToyConfig, ToyHead
+
+if TYPE_CHECKING:
+    from nowhere import Absent
+
+
+def read(*argv, defaults=None):
+    parser = build_parser(ToyConfig, description="Toy.", defaults=defaults)
+    return parse_config(parser, ToyConfig, argv)
+
+
+def run(*argv, function=lambda config: None):
+    run_command(ToyConfig, function, description="Toy.", argv=argv)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text('model: m\nrate: 7\nhead:\n  width: 5\ncontract: {kind: regex, pattern: "[A-D]", n: "1e3"}\n')
+    return str(path)
+
+
+def failure(capsys, *argv, **kwargs):
+    with pytest.raises(SystemExit) as exit_info:
+        run(*argv, **kwargs)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert exit_info.value.code == 2
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_defaults_and_flags():
+    config = read("--model", "a/b", "--head.arch=linear", "--names", "[p, q]", "--splits", '{"train": 3, "test": 4}')
+    assert config == ToyConfig(
+        model=Path("a/b"), head=ToyHead(arch="linear"), names=("p", "q"), splits={"train": 3, "test": 4}
+    )
+
+
+def test_command_defaults_replace_the_class_defaults(recipe):
+    assert read("--model", "m", defaults={"head.width": 9}).head.width == 9
+    assert read(recipe, defaults={"head.width": 9}).head.width == 5
+
+
+@pytest.mark.parametrize("order", ["recipe first", "config flag", "config flag last", "config with ="])
+def test_flag_beats_recipe_beats_default(recipe, order):
+    argv = {
+        "recipe first": [recipe, "--rate", "3"],
+        "config flag": ["--config", recipe, "--rate", "3"],
+        "config flag last": ["--rate", "3", "--config", recipe],
+        "config with =": ["--rate", "3", f"--config={recipe}"],
+    }[order]
+    config = read(*argv)
+    assert (config.rate, config.head.width, config.label) == (3.0, 5, "x")
+
+
+def test_free_form_values_stay_as_written(recipe):
+    assert read(recipe).contract == {"kind": "regex", "pattern": "[A-D]", "n": "1e3"}
+    assert read("--model", "m", "--contract", '{"pattern": "[A-D]"}').contract == {"pattern": "[A-D]"}
+    assert read("--model", "m", "--contract.kind", "boxed").contract == {"kind": "boxed"}
+
+
+def test_a_recipe_imports_nothing_it_names(tmp_path):
+    marker = tmp_path / "marker"
+    spec = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(marker)]}}
+    path = tmp_path / "evil.yaml"
+    path.write_text(yaml.safe_dump({"model": "m", "contract": {"a": spec, **spec}}))
+    assert read(str(path)).contract == {"a": spec, **spec}
+    assert not marker.exists()
+    path.write_text(yaml.safe_dump({"model": "m", "spare": spec}))
+    with pytest.raises(SystemExit):
+        run(str(path))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("model: m\nmodle: n\n", "modle"),
+        ("model: m\nhead: {widht: 3}\n", "widht"),
+        ("model: m\nhead: {width: many}\n", "head.width"),
+        ("model: m\nhead: {arch: cnn}\n", "head.arch"),
+        ("rate: 1\n", "model"),
+        ("model: [\n", "parsing"),
+        ("- 1\n", "Unexpected config"),
+        ("model: m\nhead: {width: 0}\n", "width must be positive"),
+        ("model: m\nspare: {width: 0}\n", "width must be positive"),
+        ("model: m\nbounds: [1]\n", "bounds"),
+    ],
+)
+def test_bad_recipe_is_one_line_and_status_2(tmp_path, capsys, text, named):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    assert named in failure(capsys, str(path), function=lambda config: pytest.fail("ran"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--model", "m", "--rte", "1"], "--rte"),
+        (["--model", "m", "stray"], "stray"),
+        (["missing.yaml"], "missing.yaml"),
+        (["--config"], "--config"),
+        ([], "model"),
+    ],
+)
+def test_bad_flags_are_one_line_and_status_2(capsys, argv, named):
+    assert named in failure(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("no rows;\n give some"), "error: no rows; give some\n"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.bin"), "error: x.bin: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full; free some space"),
+        (OSError(errno.ENOSPC, "No space left on device", "out/a"), "error: out/a: the disk is full"),
+        (OSError("tokenizer is missing"), "error: tokenizer is missing\n"),
+        (ValueError(), "error: ValueError\n"),
+    ],
+)
+def test_errors_of_the_work_are_one_line_and_status_2(capsys, error, expected):
+    def work(config):
+        raise error
+
+    assert failure(capsys, "--model", "m", function=work).startswith(expected)
+
+
+def test_traceback_on_demand(monkeypatch):
+    monkeypatch.setenv("ACE_LEARN_TRACEBACK", "1")
+
+    def work(config):
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        run("--model", "m", function=work)
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(KeyError):
+        run("--model", "m", function=lambda config: {}["bug"])
+
+
+def test_interrupt_says_how_to_resume(capsys):
+    def work(config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as exit_info:
+        run("--model", "m", function=work)
+    assert exit_info.value.code == 130
+    assert "run the same command again to resume" in capsys.readouterr().err
+
+
+def test_help_is_made_of_the_field_docstrings(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        run("--help")
+    text = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    for expected in ("RECIPE.yaml", "Toy.", "Folder of the model.", "--head.width", "Hidden units.", "{linear,mlp}"):
+        assert expected in text
+
+
+def test_printed_config_runs_again(capsys, tmp_path, recipe):
+    with pytest.raises(SystemExit) as exit_info:
+        run(recipe, "--label", "1e3", "--print_config")
+    assert exit_info.value.code == 0
+    path = tmp_path / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert read(str(path)) == read(recipe, "--label", "1e3")
+
+
+texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8) | st.sampled_from(
+    ["1e3", "on", "null", "~", "[a]", "{a: b}", "- a", "a: b", "0x1F", "1_000", ".5", "2020-01-01", "#", "a #b", " "]
+)
+
+
+@given(
+    label=texts,
+    names=st.lists(texts, max_size=3).map(tuple),
+    rate=st.floats(allow_nan=False, allow_infinity=False),
+    bounds=st.none() | st.tuples(st.integers(), st.integers()),
+    contract=st.none() | st.dictionaries(texts, texts | st.integers() | st.booleans() | st.none(), max_size=3),
+    spare=st.none() | st.builds(ToyHead, width=st.integers(1, 9)),
+)
+def test_dumped_config_reads_back(tmp_path_factory, label, names, rate, bounds, contract, spare):
+    config = ToyConfig(
+        model=Path("runs/my model"),
+        label=label,
+        names=names,
+        rate=rate,
+        bounds=bounds,
+        contract=contract,
+        spare=spare,
+    )
+    path = tmp_path_factory.mktemp("dump") / "config.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert read(str(path)) == config
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntypedConfig:
+    """Has a free-form field of the wrong type."""
+
+    values: dict[str, object]
+    """Values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnresolvedConfig:
+    """Has a field whose type does not exist at run time."""
+
+    absent: "Absent"
+    """A field."""
+
+
+@pytest.mark.parametrize(("config_class", "remedy"), [(UntypedConfig, "JsonObject"), (UnresolvedConfig, "run time")])
+def test_config_that_would_be_misread_is_refused(config_class, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        build_parser(config_class, description="Bad.")
+
+
+def test_full_process(tmp_path):
+    script = tmp_path / "toy.py"
+    script.write_text(
+        "from ace_learn.cli.common import run_command\n"
+        "from tests.cli.toy_config import ToyConfig\n"
+        "run_command(ToyConfig, lambda config: print(config.model), description='Toy.')\n"
+    )
+    root = Path(__file__).parents[2]
+
+    def call(*argv):
+        command = [sys.executable, "-c", script.read_text(), *argv]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+    good, bad = call("--model", "m"), call("--modle", "m")
+    assert (good.returncode, good.stdout, good.stderr) == (0, "m\n", "")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("error: ")
+    assert "--modle" in bad.stderr
+    assert "Traceback" not in bad.stderr

@@ -1,0 +1,37 @@
+"""The handed cases, and ours of the same nature: whole, and in every way of cutting tried."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ace_learn.contracts import KINDS, Contract
+from ace_learn.contracts.check import check_case, load_cases
+
+CASES = Path(__file__).parent.parent / "cases"
+NOT_YET = {"tag", "patch"} - set(KINDS)  # Kinds that a later issue adds; their cases wait for them.
+
+HANDED = load_cases(CASES / "contracts.jsonl")
+OURS = load_cases(CASES / "contracts_more.jsonl")
+
+
+def test_every_handed_case_is_there():
+    assert len(HANDED) == 44
+    assert {case.contract["kind"] for case in HANDED} == set(KINDS) | NOT_YET
+
+
+@pytest.mark.parametrize("case", [*HANDED, *OURS], ids=lambda case: case.id)
+def test_case(case):
+    if case.contract["kind"] in NOT_YET:
+        pytest.skip(f"kind {case.contract['kind']} is not implemented yet")
+    assert list(check_case(case)) == []
+    contract = Contract.from_spec(case.contract)
+    rng = random.Random(0)
+    for _ in range(5):
+        committer = contract.committer(starts_in_think=case.starts_in_think)
+        at = 0
+        while at < len(case.text):
+            size = rng.randrange(1, 12)
+            committer.feed(case.text[at : at + size])
+            at += size
+        assert committer.close(truncated=case.truncated) == case.expected

@@ -1,0 +1,116 @@
+import re
+
+import pytest
+
+from ace_learn.reasoner import ANSWER_FORMATS, FAMILIES, Problem, contract_spec, generate_problems, score
+
+COUNT = 60
+
+
+def solve_boxes(question: str) -> int:
+    """An independent solver that reads nothing but the question."""
+    boxes = {name: int(count) for name, count in re.findall(r"([a-z]+) (\d+)[,.]", question.split(":")[1])}
+    for move in question.split(". ")[1].split("; "):
+        if found := re.fullmatch(r"(\d+) go from (\w+) to (\w+)", move):
+            count, source, goal = found.groups()
+        else:
+            found = re.fullmatch(r"(\w+) gets (\d+) from (\w+)", move)
+            assert found is not None
+            goal, count, source = found.groups()
+        boxes[source] -= int(count)
+        boxes[goal] += int(count)
+    asked = re.findall(r"\w+", question.split(". ")[2])
+    held = [boxes[word] for word in asked if word in boxes]
+    if "more" in asked:
+        return held[0] - held[1]
+    return sum(held)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_arguments_give_the_same_problems(family):
+    once = list(generate_problems(family, COUNT, seed=3))
+    assert once == list(generate_problems(family, COUNT, seed=3))
+    assert once != list(generate_problems(family, COUNT, seed=4))
+    assert once[:10] == list(generate_problems(family, 10, seed=3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_seeds_share_no_question(family):
+    one = {problem.question for problem in generate_problems(family, 300, seed=0)}
+    two = {problem.question for problem in generate_problems(family, 300, seed=1)}
+    assert not one & two
+
+
+@pytest.mark.parametrize("answer_format", ANSWER_FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gold_fits_the_format(family, answer_format):
+    for problem in generate_problems(family, COUNT, seed=0, answer_format=answer_format):
+        assert problem.answer_format == answer_format
+        if answer_format == "choice":
+            assert problem.options is not None
+            assert len(set(problem.options)) == 4
+            assert problem.options["ABCD".index(str(problem.gold))] == problem.value
+        else:
+            assert problem.options is None
+            assert problem.gold == (problem.value if answer_format == "boxed" else {"answer": problem.value})
+
+
+def test_a_chain_can_be_computed_from_its_text():
+    chains = [p for p in generate_problems("chain", 300, seed=0) if p.question.startswith("Compute")]
+    assert chains
+    for problem in chains:
+        numbers = re.sub(r"\s", "", problem.question.removeprefix("Compute").removesuffix("."))
+        assert sum(int(term) for term in re.findall(r"[+-]?\d+", numbers)) == problem.value
+
+
+def test_boxes_can_be_solved_from_their_text():
+    for problem in generate_problems("boxes", 200, seed=0):
+        assert solve_boxes(problem.question) == problem.value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_program_computes_the_answer(family):
+    for problem in generate_problems(family, COUNT, seed=0):
+        values = dict(problem.start)
+        for step in problem.steps:
+            for update in step.updates:
+                values[update.target] = update.evaluate(values)
+        assert values[problem.asked] == problem.value
+        assert min(values.values()) >= 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_score_accepts_the_answer_alone(family):
+    for problem in generate_problems(family, COUNT, seed=0):
+        assert score(problem, problem.value)
+        assert not score(problem, problem.value + 1)
+
+
+def test_prompts_ask_for_their_format():
+    asks = {"boxed": "\\boxed{}", "choice": "Answer: ", "json": '{"answer"'}
+    for problem in generate_problems("chain", COUNT, seed=0):
+        assert problem.question in problem.prompt
+        assert asks[problem.answer_format] in problem.prompt
+        if problem.options is not None:
+            assert f"C) {problem.options[2]}" in problem.prompt
+
+
+def test_contract_specs():
+    kinds = {"boxed": "integer", "choice": "choice", "json": "json"}
+    for problem in generate_problems("chain", COUNT, seed=0):
+        assert contract_spec(problem)["kind"] == kinds[problem.answer_format]
+
+
+def test_families_differ():
+    lengths = {
+        family: [len(problem.steps) for problem in generate_problems(family, 300, seed=0)] for family in FAMILIES
+    }
+    means = [sum(steps) / len(steps) for steps in lengths.values()]
+    assert len({round(mean, 1) for mean in means}) == 3
+
+
+def test_option_of():
+    problem = next(generate_problems("chain", 1, seed=0, answer_format="choice"))
+    assert isinstance(problem, Problem)
+    assert problem.option_of(problem.value) == problem.gold
+    assert problem.option_of(-1) is None
