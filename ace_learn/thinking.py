@@ -67,7 +67,9 @@ def _marker_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, multi_token: b
         )
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
     if not ids:
-        raise ValueError(f"the think marker {text!r} encodes to no tokens; name another one with --think.start/--think.end")
+        raise ValueError(
+            f"the think marker {text!r} encodes to no tokens; name another one with --think.start/--think.end"
+        )
     return ids
 
 

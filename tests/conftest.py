@@ -34,6 +34,15 @@ def _skip(items, reason):
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="session")
+def reasoner_target():
+    """The embedded reasoner in float32."""
+    from ace_learn.models.target import TargetConfig, load_target
+    from ace_learn.reasoner import weights_path
+
+    return load_target(TargetConfig(model=str(weights_path()), dtype="float32", device="cpu"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     import numpy as np

@@ -6,6 +6,7 @@ from ace_learn.artifacts.atomic import (
     is_temporary,
     publish,
     sync_tree,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "sha256_folder",
     "sha256_json",
     "sync_tree",
+    "write_bytes",
     "write_json",
     "write_text",
     "writer_lock",

@@ -28,11 +28,20 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: The disk is full or the path cannot be written; then nothing has changed.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file atomically; parent folders are made.
+
+    Raises:
+        OSError: The disk is full or the path cannot be written; then nothing has changed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

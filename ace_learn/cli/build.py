@@ -12,6 +12,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_command(
         BuildConfig,
         build_dataset,
-        description="Let a model solve problems, probe its answer at every paragraph end, and write labels and features.",
+        description="Let a model solve problems, probe its answer at every paragraph end, write labels and features.",
         argv=argv,
     )

@@ -9,14 +9,14 @@ import os
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, make_dataclass
 from typing import NoReturn, TypeVar, get_args, get_type_hints
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_dumper, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_dumper, set_parsing_settings
 
-from ace_learn.cli.dump import dump_config, to_yaml
+from ace_learn.artifacts import dump_config
 
-__all__ = ["build_parser", "dump_config", "parse_config", "run_command"]
+__all__ = ["build_parser", "parse_config", "run_command"]
 
 Config = TypeVar("Config")
 
@@ -76,7 +76,7 @@ def build_parser(
         import_path_denylist=["*"],
         import_path_allowlist=[f"{part.__module__}.{part.__qualname__}" for part in _config_classes(config_class)],
     )
-    set_dumper("yaml", to_yaml)  # for --print_config; its own dumper leaves "1e3" unquoted, which reads as a number
+    set_dumper("yaml", _to_yaml)
     parser = ArgumentParser(
         prog=_program(),
         usage="%(prog)s [RECIPE.yaml] [--flag value ...]",
@@ -85,7 +85,7 @@ def build_parser(
     )
     parser.add_argument(
         "--config",
-        action=ActionConfigFile,
+        action="config",
         metavar="RECIPE.yaml",
         help="A YAML recipe; the same as giving it first. Flags beat what it says.",
     )
@@ -170,6 +170,11 @@ def _fail(message: str, error: Exception) -> NoReturn:
         raise error
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(USER_ERROR)
+
+
+def _to_yaml(values: dict[str, object]) -> str:
+    """Text for --print_config; jsonargparse's own leaves the text "1e3" unquoted, which reads as a number."""
+    return dump_config(make_dataclass("Printed", values)(**values))
 
 
 def _program() -> str:

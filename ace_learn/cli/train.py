@@ -7,7 +7,8 @@ from ace_learn.cli.common import run_command
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command with the given arguments, or those of the process."""
-    from ace_learn.heads.train import TrainConfig, train_head
+    from ace_learn.heads.config import TrainConfig
+    from ace_learn.heads.train import train_head
 
     run_command(
         TrainConfig,

@@ -22,6 +22,7 @@ from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.kinds import KINDS
 from ace_learn.contracts.label import Label
 from ace_learn.contracts.stream import TokenCommit, TokenStream
+from ace_learn.contracts.tag import Tag
 
 __all__ = [
     "JSON",
@@ -35,6 +36,7 @@ __all__ = [
     "JsonSchema",
     "Label",
     "Scope",
+    "Tag",
     "TokenCommit",
     "TokenStream",
 ]

@@ -16,7 +16,8 @@ BOXES = ("\\boxed", "\\fbox")
 _SPACES = re.compile(r"[ \t]*")
 _BRACE = re.compile(r"[{}\\\n]")
 _BLANK = re.compile(r"[\s.…?_$-]*")
-_ECHO_WORDS = words("answer your the final here result goes text textbf ldots cdots dots cdot quad")
+_ECHO_HEADS = words("answer your ldots cdots dots cdot")
+_ECHO_WORDS = _ECHO_HEADS | words("the final here result goes text textbf quad")
 
 
 def read_box(source: Source) -> Step[str | None]:
@@ -55,8 +56,8 @@ def is_echo(content: str) -> bool:
     r"""Whether a box is a blank from the instruction: `{}`, `{...}`, `{your answer}`."""
     if _BLANK.fullmatch(content) is not None:
         return True
-    words = re.findall(r"[^\W_]+", content[:64].lower())
-    return len(content) <= 64 and bool(words) and _ECHO_WORDS.issuperset(words)
+    found = set(re.findall(r"[^\W_]+", content[:64].lower()))
+    return len(content) <= 64 and found <= _ECHO_WORDS and not found.isdisjoint(_ECHO_HEADS)
 
 
 def unclosed(content: str) -> bool:

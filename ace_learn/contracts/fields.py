@@ -74,7 +74,7 @@ class Fields:
         if unknown:
             raise ValueError(
                 f"unknown contract key {unknown[0]!r}; "
-                f"a {self._spec.get('kind')} contract takes: {', '.join(self._asked)}"
+                f"contract kind {self._spec.get('kind')!r} takes: {', '.join(self._asked)}"
             )
 
     def _wrong(self, key: str, wanted: str, value: JSON) -> ValueError:

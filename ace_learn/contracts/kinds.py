@@ -8,7 +8,8 @@ from ace_learn.contracts.choice import Choice
 from ace_learn.contracts.integer import Integer
 from ace_learn.contracts.json_schema import JsonSchema
 from ace_learn.contracts.label import Label
+from ace_learn.contracts.tag import Tag
 
-_ALL: tuple[type[Contract], ...] = (Boxed, Integer, Choice, Label, JsonSchema)
+_ALL: tuple[type[Contract], ...] = (Boxed, Integer, Choice, Label, Tag, JsonSchema)
 
 KINDS: dict[str, type[Contract]] = {contract.kind: contract for contract in _ALL}

@@ -19,6 +19,7 @@ _CONTEXT = 6
 
 
 @runtime_checkable
+@runtime_checkable
 class TextCommitter(Protocol):
     """What reads the text: a committer, or anything that finds an end in the same way."""
 

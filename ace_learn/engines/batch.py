@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,17 @@ from ace_learn.speculation.acceptance import standard
 from ace_learn.speculation.drafters import Drafter
 from ace_learn.speculation.noise import Stream, gumbel, uniform
 
-TokenListener = Callable[[LiveRequest, Sequence[int]], None]
+
+class BoundarySignals(NamedTuple):
+    """A boundary that a request has passed."""
+
+    paragraphs: int
+    tokens_thought: int
+    signals: dict[str, float]
+    """Smoothed; zeros where the engine has no head."""
+
+
+TokenListener = Callable[[LiveRequest, Sequence[int], Sequence[BoundarySignals]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +52,7 @@ class Decoding:
     aux_layers: tuple[int, ...] = ()
     capture: Capture | None = None
     listener: TokenListener | None = None
-    """Called with every kept window."""
+    """Called with every kept window and the boundaries among the tokens that it follows."""
 
 
 class DecodeBatch:
@@ -103,7 +114,9 @@ class DecodeBatch:
         lives = self._active()
         drafts = [self._draft(live) for live in lives]
         width = max(map(len, drafts))
-        tokens = torch.tensor([[live.ids[-1], *d, *[0] * (width - len(d))] for live, d in zip(lives, drafts, strict=True)])
+        tokens = torch.tensor(
+            [[live.ids[-1], *d, *[0] * (width - len(d))] for live, d in zip(lives, drafts, strict=True)]
+        )
         base = torch.tensor([len(live.ids) - 1 for live in lives])
         tokens, base = tokens.to(self.device), base.to(self.device)
         positions = base[:, None] + torch.arange(width + 1, device=self.device)
@@ -121,7 +134,9 @@ class DecodeBatch:
             return []
         return self.decoding.drafter.propose(live.ids, room)
 
-    def _observe(self, outputs: RowOutputs, tokens: Int[Tensor, "B R"], positions: Int[Tensor, "B R"]) -> Verdict | None:
+    def _observe(
+        self, outputs: RowOutputs, tokens: Int[Tensor, "B R"], positions: Int[Tensor, "B R"]
+    ) -> Verdict | None:
         if self.decoding.tracker is None:
             return None
         logprobs = outputs.logits.log_softmax(-1)
@@ -164,7 +179,9 @@ class DecodeBatch:
         self.last_logprob[: self.num_active] = logprobs[row, accepted.num_accepted]
         if verdict is not None and decoding.capture is not None:
             self._capture(outputs, base, accepted.num_accepted, verdict)
-        self._commit(lives, drafts, accepted.tokens.tolist(), accepted.num_accepted.tolist(), logprobs.tolist(), verdict)
+        self._commit(
+            lives, drafts, accepted.tokens.tolist(), accepted.num_accepted.tolist(), logprobs.tolist(), verdict
+        )
 
     def _forced(
         self, target: Float[Tensor, "B R V"], lives: list[LiveRequest], verdict: Verdict | None
@@ -208,7 +225,7 @@ class DecodeBatch:
                 live.exit = None
             live.stats.record(len(drafts[i]), min(num_accepted[i], kept))
             if self.decoding.listener is not None and kept:
-                self.decoding.listener(live, live.output_ids[before:])
+                self.decoding.listener(live, live.output_ids[before:], _passed(verdict, i, size))
         self._retire(lives)
 
     def _note_exit(self, live: LiveRequest, forced: list[int], row: int, verdict: Verdict | None) -> None:
@@ -235,3 +252,18 @@ class DecodeBatch:
                 self.cache.swap(slot, last)
                 self.last_logprob[[slot, last]] = self.last_logprob[[last, slot]]
                 self.order[slot], self.order[last] = self.order[last], self.order[slot]
+
+
+def _passed(verdict: Verdict | None, row: int, size: int) -> list[BoundarySignals]:
+    """Boundaries among the first `size` input tokens of a row."""
+    if verdict is None:
+        return []
+    return [
+        BoundarySignals(
+            paragraphs=int(verdict.paragraphs[row, r]),
+            tokens_thought=int(verdict.thought[row, r]),
+            signals=dict(zip(SIGNALS, verdict.smoothed[row, r].tolist(), strict=True)),
+        )
+        for r in range(size)
+        if verdict.closed[row, r]
+    ]

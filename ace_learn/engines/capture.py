@@ -69,5 +69,7 @@ class Capture:
         """All rows, ordered by request and position."""
         assert self._parts, "nothing was captured"
         rows = CapturedRows(*(torch.cat(columns) for columns in zip(*self._parts, strict=True)))
-        order = torch.argsort(rows.request * (int(rows.output_index.max()) + 1 if len(rows.request) else 1) + rows.output_index)
+        order = torch.argsort(
+            rows.request * (int(rows.output_index.max()) + 1 if len(rows.request) else 1) + rows.output_index
+        )
         return rows.select(order)

@@ -142,9 +142,7 @@ class HFEngine:
             request, output = rollouts.requests[branch.request], rollouts.outputs[branch.request]
             prefix = [*output.token_ids[: branch.length], *self.target.markers.end]
             lives.append(LiveRequest(request, self.target, prefix=prefix))
-        cached = [
-            len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)
-        ]
+        cached = [len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)]
         slots = torch.tensor([rollouts.batch.slot_of(branch.request) for branch in branches], device=self.target.device)
         cache = rollouts.batch.cache.fork(slots, max(cached))
         decoding = Decoding(target=self.target, sampling=self.sampling)

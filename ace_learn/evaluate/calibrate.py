@@ -28,8 +28,9 @@ from ace_learn.evaluate.learned import (
 from ace_learn.evaluate.loading import open_head
 from ace_learn.evaluate.signals import smoothed_signals
 from ace_learn.evaluate.traces import Traces, load_traces
+from ace_learn.heads.export import CONFIG_NAME, WEIGHTS_NAME
 
-HEAD_FILES = ("config.json", "model.safetensors")
+HEAD_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 """What makes a folder a head folder, besides the policy."""
 
 
@@ -60,6 +61,8 @@ class CalibrationSummary(NamedTuple):
 def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
     """Fix candidates on the validation split, certify one on the calibration split, write the head folder.
 
+    Prints what was certified, or why nothing was and what would change that.
+
     Args:
         config: folders, candidates, and what is to be certified.
 
@@ -78,7 +81,7 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
             smoothed_signals(opened.reader, traces, ewma=family.ewma, smooth_over=family.smooth_over)
             for traces in splits
         ]
-        candidates = build_candidates(family, smoothed[0], splits[0], config.risk.loss)
+        candidates = build_candidates(family, smoothed[0], splits[0], config.risk)
         calibrated = calibrate_policy(candidates, smoothed[1], splits[1], risk=config.risk, scope=opened.scope)
         explanation = explain(calibrated, candidates, config.risk)
         for name in HEAD_FILES:
@@ -88,6 +91,7 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
         write_text(folder / "config.yaml", yaml.safe_dump(_plain(asdict(config)), sort_keys=False))
         plot_calibration(folder / "calibration.png", calibrated, config.risk)
         recorder.write(folder)
+    print(f"{config.output}: {explanation}")
     return CalibrationSummary(config.output, calibrated, explanation)
 
 

@@ -55,7 +55,7 @@ class Certificate:
         guarantee: what the procedure promises, in words.
         loss: name of the loss.
         n: calibration problems.
-        losses: losses of the chosen candidate.
+        losses: losses of the chosen candidate (made monotone along the order for `crc`).
         alpha: risk level.
         delta: admitted probability that the promise fails.
         p_value: of the chosen candidate.
@@ -121,6 +121,16 @@ def _numbers(fields: JsonFields) -> dict[str, float]:
     return {name: fields.number(name) for name in fields.data}
 
 
+def check_levels(alpha: float, delta: float) -> None:
+    """Refuse levels that mean nothing.
+
+    Raises:
+        ValueError: alpha or delta outside (0, 1).
+    """
+    if not (0 < alpha < 1 and 0 < delta < 1):
+        raise ValueError(f"alpha and delta must lie strictly between 0 and 1, got alpha={alpha}, delta={delta}")
+
+
 def binomial_p_values(losses: Int[ndarray, " G"], n: int, alpha: float) -> Float[ndarray, " G"]:
     """Exact p-values P(Bin(n, alpha) <= losses) of "the risk exceeds alpha"."""
     return np.asarray(binom.cdf(losses, n, alpha), dtype=np.float64)
@@ -153,8 +163,7 @@ def calibrate(
     Raises:
         ValueError: a level outside (0, 1), or no calibration problem.
     """
-    if not (0 < alpha < 1 and 0 < delta < 1):
-        raise ValueError(f"alpha and delta must lie strictly between 0 and 1, got alpha={alpha}, delta={delta}")
+    check_levels(alpha, delta)
     if losses.shape[1] == 0:
         raise ValueError("the calibration split holds no problem: build more problems for it")
     n = losses.shape[1]

@@ -16,7 +16,7 @@ from numpy import ndarray
 from sklearn.linear_model import LogisticRegression
 
 from ace_learn.artifacts import JSON
-from ace_learn.evaluate.calibration import CalibrationResult, Certificate, Method, calibrate
+from ace_learn.evaluate.calibration import CalibrationResult, Certificate, Method, calibrate, check_levels
 from ace_learn.evaluate.metrics import savings_of
 from ace_learn.evaluate.replay import Replayed, exit_scores, first_fire, held, replay, threshold_exits
 from ace_learn.evaluate.traces import Traces
@@ -27,7 +27,7 @@ Loss = Literal["lost_correct", "mismatch"]
 _DENSE_THRESHOLDS = 1024
 """Thresholds of the fine grid from which the candidates are thinned out."""
 
-_PRODUCT_SIZE = 1300
+_PRODUCT_SIZE = 4096
 """About as many points as a product grid of thresholds has before it is pruned."""
 
 GUARANTEES: dict[Method, str] = {
@@ -60,11 +60,24 @@ class PolicyFamily:
     correct answer)."""
 
     def __post_init__(self) -> None:
-        """Refuses an empty subset or grid; `ExitPolicy` checks the rest."""
-        if not self.signals or len(set(self.signals)) != len(self.signals):
-            raise ValueError(f"name one or more of the signals {', '.join(SIGNALS)}, each once; got {self.signals}")
+        """Refuses what no policy could have.
+
+        Raises:
+            ValueError: no, unknown or repeated signals, an empty grid, or a value that no policy can have.
+        """
+        known = set(self.signals) <= set(SIGNALS) and len(set(self.signals)) == len(self.signals)
+        if not self.signals or not known:
+            given = ", ".join(self.signals) or "none"
+            raise ValueError(f"name one or more of the signals {', '.join(SIGNALS)}, each once; got {given}")
         if self.grid_size < 2:
             raise ValueError(f"grid_size must be at least 2, got {self.grid_size}")
+        ExitPolicy(
+            predicate="never",
+            ewma=self.ewma,
+            smooth_over=self.smooth_over,
+            patience=self.patience,
+            min_thinking_tokens=self.min_thinking_tokens,
+        )
 
     def policy(self, *, thresholds: dict[str, float] | None = None, score: ScoreModel | None = None) -> ExitPolicy:
         """A member of the family.
@@ -102,6 +115,14 @@ class Risk:
     """Admitted probability that the certificate is wrong; `crc` does not use it."""
     method: Method = "fixed_sequence"
     """Testing procedure."""
+
+    def __post_init__(self) -> None:
+        """Refuses impossible levels.
+
+        Raises:
+            ValueError: a level outside (0, 1).
+        """
+        check_levels(self.alpha, self.delta)
 
     def losses(self, replayed: Replayed) -> Bool[ndarray, "*grid n"]:
         """The loss of each problem."""
@@ -157,7 +178,7 @@ def policy_exits(
 
 
 def build_candidates(
-    family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], validation: Traces, loss: Loss = "lost_correct"
+    family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], validation: Traces, risk: Risk
 ) -> Candidates:
     """Choose the candidate policies and their order on the validation split, safest first.
 
@@ -165,22 +186,26 @@ def build_candidates(
         family: what the candidates have in common.
         smoothed: smoothed signals of the validation traces.
         validation: the validation traces.
-        loss: the loss to be certified later; it prunes product grids.
+        risk: what is to be certified; the grid is finer where the validation risk is near its level.
 
     Returns:
         Candidates, none where the validation split cannot tell good boundaries from bad ones.
     """
     if family.predicate == "score":
-        policies = _score_candidates(family, smoothed, validation)
-        order = "score thresholds, evenly spaced in captured savings on the validation split, ascending"
+        policies = _score_candidates(family, smoothed, validation, risk)
+        order = "score thresholds by ascending captured savings on the validation split"
     else:
-        policies = _product_candidates(family, smoothed, validation, Risk(loss=loss))
-        order = "Pareto front of savings and loss of a product grid on the validation split, by ascending savings"
+        policies = _product_candidates(family, smoothed, validation, risk)
+        order = "frontier of a product grid in savings and losses on the validation split, by ascending savings"
     return Candidates(policies, order)
 
 
 def fit_score_model(family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], traces: Traces) -> ScoreModel | None:
-    """Fit P(label | smoothed signals) over all boundaries; None where only one label occurs. Its threshold is 0.5."""
+    """Fit P(label | smoothed signals) over all boundaries, on standardised inputs with scikit-learn's default penalty.
+
+    Returns:
+        The model in units of the signals, with threshold 0.5; None where only one label occurs.
+    """
     real = traces.is_boundary
     columns = [_score_input(smoothed[..., SIGNALS.index(name)][real], name) for name in family.signals]
     correct, matches = traces.correct_at[:, :-1], traces.matches_at[:, :-1]
@@ -189,7 +214,7 @@ def fit_score_model(family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], t
         return None
     features = np.stack(columns, axis=1).astype(np.float64)
     mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
-    model = LogisticRegression(C=100.0, max_iter=1000).fit((features - mean) / scale, labels)
+    model = LogisticRegression(max_iter=1000).fit((features - mean) / scale, labels)
     weights = np.asarray(model.coef_[0], dtype=np.float64) / scale
     return ScoreModel(
         signals=family.signals,
@@ -270,7 +295,7 @@ def _score_input(values: Float32[ndarray, " m"], name: str) -> Float32[ndarray, 
 
 
 def _score_candidates(
-    family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], traces: Traces
+    family: PolicyFamily, smoothed: Float32[ndarray, "n P S"], traces: Traces, risk: Risk
 ) -> tuple[ExitPolicy, ...]:
     model = fit_score_model(family, smoothed, traces)
     if model is None:
@@ -282,9 +307,8 @@ def _score_candidates(
         return ()
     dense = np.quantile(observed, np.linspace(1, 0, _DENSE_THRESHOLDS), method="nearest")
     thresholds = np.unique(np.append(dense, 0.0))[::-1]
-    savings = savings_of(replay(traces, threshold_exits(score, thresholds, traces.num_boundaries)), traces)
-    order = np.argsort(savings, kind="stable")
-    chosen = order[_evenly(savings[order], family.grid_size)]
+    replayed = replay(traces, threshold_exits(score, thresholds, traces.num_boundaries))
+    chosen = spread(replayed, traces, risk, size=family.grid_size, boldness=1 - thresholds)
     return tuple(family.policy(score=replace(model, threshold=float(tau))) for tau in thresholds[chosen])
 
 
@@ -295,31 +319,66 @@ def _product_candidates(
     if not real.any():
         return ()
     count = family.grid_size if len(family.signals) == 1 else round(_PRODUCT_SIZE ** (1 / len(family.signals)))
-    levels = np.linspace(0, 1, count + 2)[1:-1]
-    axes = [np.unique(np.quantile(smoothed[..., SIGNALS.index(name)][real], levels)) for name in family.signals]
+    axes = [_bounds(smoothed[..., SIGNALS.index(name)][real], name, family.predicate, count) for name in family.signals]
     policies = [
         family.policy(thresholds=dict(zip(family.signals, point, strict=True)))
-        for point in itertools.product(*(axis.astype(np.float64).tolist() for axis in axes))
+        for point in itertools.product(*(axis.tolist() for axis in axes))
     ]
     replayed = replay(traces, policy_exits(policies, smoothed, traces))
-    savings, losses = savings_of(replayed, traces), risk.losses(replayed).sum(axis=-1)
-    front = pareto_front(savings, losses)
-    return tuple(policies[i] for i in front[_evenly(savings[front], family.grid_size)])
+    front = frontier(savings_of(replayed, traces), risk.losses(replayed).sum(axis=-1))
+    flat = np.zeros(front.shape)
+    kept = front[spread(replayed.at(front), traces, risk, size=family.grid_size, boldness=flat)]
+    return tuple(policies[i] for i in kept)
 
 
-def pareto_front(savings: Float[ndarray, " G"], losses: Int[ndarray, " G"]) -> Int[ndarray, " C"]:
-    """Indices of the points with positive savings that no other point beats on both counts, by ascending savings."""
-    order = np.lexsort((losses, -savings))
-    best = np.minimum.accumulate(losses[order])
-    previous = np.concatenate(([np.inf], best[:-1]))
-    front = order[(losses[order] < previous) & (savings[order] > 0)]
-    return front[::-1]
+def _bounds(
+    values: Float32[ndarray, " m"], name: str, predicate: Literal["score", "all", "any"], count: int
+) -> Float[ndarray, " C"]:
+    """Quantiles of a signal to use as bounds, denser towards the strict end.
+
+    They reach from a bound that (nearly) every boundary meets for `all`, where it switches the signal off, up to one
+    that none meets for `any`, where that one does.
+    """
+    steps = np.arange(count) + (1 if predicate == "any" else 0)
+    strictness = 1 - (1 - steps / count) ** 2
+    levels = 1 - strictness if name == "remaining" else strictness
+    return np.unique(np.quantile(values, levels)).astype(np.float64)
 
 
-def _evenly(savings: Float[ndarray, " G"], size: int) -> Int[ndarray, " C"]:
-    """Indices of at most `size` of the ascending savings, nearest to evenly spaced positive levels."""
-    positive = np.flatnonzero(savings > 0)
-    if positive.size == 0:
-        return positive
-    levels = np.linspace(savings[positive[0]], savings[positive[-1]], size)
-    return np.unique(positive[np.abs(savings[positive] - levels[:, None]).argmin(axis=1)])
+def frontier(savings: Float[ndarray, " G"], losses: Int[ndarray, " G"]) -> Int[ndarray, " C"]:
+    """Indices of the distinct points with positive savings that lose no more than any that saves as much or more.
+
+    By ascending savings. Unlike on a Pareto front, points that save less at equal loss stay: they are the safe steps by
+    which a sequence of tests reaches the bold ones, and few validation problems cannot tell their losses apart.
+    """
+    _, distinct = np.unique(np.stack([savings, losses], axis=1), axis=0, return_index=True)
+    order = distinct[np.lexsort((-losses[distinct], savings[distinct]))]
+    least = np.minimum.accumulate(losses[order][::-1])[::-1]
+    return np.asarray(order[(losses[order] <= least) & (savings[order] > 0)])
+
+
+def spread(
+    replayed: Replayed, traces: Traces, risk: Risk, *, size: int, boldness: Float[ndarray, " G"]
+) -> Int[ndarray, " C"]:
+    """Pick at most `size` candidates that save something, by ascending savings, spread along the curve.
+
+    The spacing is even in savings plus running risk plus boldness, each scaled to 1 and the risk capped at three times
+    its level. So the whole range stays covered, and most candidates are spent where the choice will fall.
+
+    Args:
+        replayed: results `[G, n]` of all candidates on the validation split.
+        traces: the validation traces.
+        risk: what is to be certified.
+        size: how many candidates are wanted.
+        boldness: a third coordinate in [0, 1] that rises with the savings; it tells candidates apart where few
+            validation problems do.
+    """
+    savings = savings_of(replayed, traces)
+    order = np.argsort(savings, kind="stable")
+    order = order[savings[order] > 0]
+    if order.size == 0:
+        return order
+    rate = np.maximum.accumulate(risk.losses(replayed).mean(axis=-1)[order])
+    place = savings[order] / savings[order[-1]] + np.minimum(rate / (3 * risk.alpha), 1.0) + boldness[order]
+    levels = np.linspace(place[0], place[-1], size)
+    return np.asarray(order[np.unique(np.abs(place - levels[:, None]).argmin(axis=1))])

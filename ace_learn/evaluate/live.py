@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -39,8 +38,6 @@ class LiveConfig:
     """Draft length of the n-gram drafter in the speculative part, K; 0 leaves that part out."""
 
 
-
-
 @dataclass(kw_only=True)
 class _Arms:
     engines: dict[str, HFEngine]
@@ -61,7 +58,9 @@ def load_records(dataset: Path, split: str) -> Iterator[TraceRecord]:
                 yield record
 
 
-def engine_with_head(target: Target, head_folder: Path, *, sampling: Sampling, batch_size: int, draft_tokens: int = 0) -> HFEngine:
+def engine_with_head(
+    target: Target, head_folder: Path, *, sampling: Sampling, batch_size: int, draft_tokens: int = 0
+) -> HFEngine:
     """An engine that exits by the policy of a calibrated head folder.
 
     Raises:
@@ -110,7 +109,9 @@ def live_run(
     """
     records = list(load_records(dataset, "test"))
     if len(records) < config.problems:
-        raise ValueError(f"the test split has {len(records)} problems, fewer than the {config.problems} of the live run")
+        raise ValueError(
+            f"the test split has {len(records)} problems, fewer than the {config.problems} of the live run"
+        )
     settings = read_fields(dataset / "dataset.json")
     sampling = _sampling(settings.fields("sampling").data)
     shown = records[: config.problems]
@@ -169,7 +170,9 @@ def measure_latency(full: HFEngine, learned: HFEngine, requests: Sequence[Reques
     return LatencyModel(prefill_s=max(0.0, float(intercept)), per_token_s=float(slope))
 
 
-def _live_json(arms: _Arms, records: Sequence[TraceRecord], exit_index: Sequence[int], target: Target) -> dict[str, JSON]:
+def _live_json(
+    arms: _Arms, records: Sequence[TraceRecord], exit_index: Sequence[int], target: Target
+) -> dict[str, JSON]:
     learned = arms.outputs["learned"]
     expected = [expected_tokens(record, exit_index[i], target.markers.end) for i, record in enumerate(records)]
     differing = [r.problem for r, o, want in zip(records, learned, expected, strict=True) if o.token_ids != want]

@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
+
 from ace_learn.artifacts import read_fields
 from ace_learn.evaluate.bootstrap import Bootstrap
 from ace_learn.evaluate.compare import Evaluation, Splits, compare_methods
-from ace_learn.evaluate.learned import Risk, Scope
+from ace_learn.evaluate.learned import Risk, Scope, policy_exits
 from ace_learn.evaluate.metrics import LatencyModel
 from ace_learn.evaluate.signals import SignalReader, smoothed_signals
 from ace_learn.evaluate.traces import load_traces
@@ -44,6 +48,39 @@ def open_head(dataset: Path, head_folder: Path) -> OpenedHead:
     return OpenedHead(SignalReader(store, loaded.head, loaded.spec.sources), scope)
 
 
+def load_policy(head_folder: Path) -> ExitPolicy:
+    """Read the policy of a calibrated head folder.
+
+    Raises:
+        ValueError: the folder holds no policy, or a damaged one.
+    """
+    path = head_folder / "policy.json"
+    if not path.is_file():
+        raise ValueError(f"{head_folder} holds no policy.json: run `python -m ace_learn.calibrate` first")
+    return ExitPolicy.from_json(read_fields(path).data)
+
+
+def replay_exits(dataset: Path, head_folder: Path, split: str) -> Int[ndarray, " n"]:
+    """Exit index of every problem of a split under the policy of a calibrated head folder.
+
+    Args:
+        dataset: folder written by `build`.
+        head_folder: folder written by `calibrate`.
+        split: name of the split.
+
+    Returns:
+        Exit indices in ascending order of the problem numbers; excluded problems have none.
+
+    Raises:
+        ValueError: a folder is incomplete, or the head was trained for another target than the data set's.
+    """
+    policy, traces = load_policy(head_folder), load_traces(dataset, split)
+    reader = open_head(dataset, head_folder).reader
+    smoothed = smoothed_signals(reader, traces, ewma=policy.ewma, smooth_over=policy.smooth_over)
+    exits, *_ = policy_exits([policy], smoothed, traces)
+    return np.asarray(exits)
+
+
 def evaluate_policy(
     dataset: Path, head_folder: Path, *, risk: Risk, latency: LatencyModel, bootstrap: Bootstrap
 ) -> Evaluation:
@@ -59,7 +96,7 @@ def evaluate_policy(
     Raises:
         ValueError: a folder is incomplete, or the head was trained for another target than the data set's.
     """
-    policy = ExitPolicy.from_json(read_fields(head_folder / "policy.json").data)
+    policy = load_policy(head_folder)
     reader = open_head(dataset, head_folder).reader
     splits = Splits(*(load_traces(dataset, split) for split in Splits._fields))
     smoothed = smoothed_signals(reader, splits.test, ewma=policy.ewma, smooth_over=policy.smooth_over)

@@ -47,12 +47,18 @@ def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> No
     bounds = np.array([upper_bound(int(count), result.n, 1 - risk.delta) for count in losses])
     axes.plot(savings, losses / result.n, color=_COLOURS["learned"], marker=".", label="measured on calibration")
     axes.fill_between(
-        savings, losses / result.n, bounds, color=_COLOURS["learned"], alpha=0.15, label="to its upper bound"
+        savings, losses / result.n, bounds, color=_COLOURS["learned"], alpha=0.15, label="up to its upper bound"
     )
     axes.axhline(risk.alpha, color="#b3261e", linestyle="--", label=f"alpha = {risk.alpha:.1%}")
-    if result.certified.size:
-        reach = calibrated.savings[result.certified]
-        axes.axvspan(reach.min(), reach.max(), color=_COLOURS["oracle"], alpha=0.12, label="certified")
+    sure = result.certified
+    axes.plot(
+        calibrated.savings[sure],
+        result.losses[sure] / result.n,
+        color=_COLOURS["oracle"],
+        marker="o",
+        linestyle="none",
+        label=f"certified ({len(sure)} of {len(losses)})",
+    )
     if result.chosen is not None:
         axes.plot(
             calibrated.savings[result.chosen],
@@ -66,7 +72,11 @@ def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> No
     axes.set_xlabel("captured savings (share of what the oracle saves)")
     axes.set_ylabel(f"{name} rate, {result.n} problems")
     axes.set_title(f"Calibration: {name} <= {risk.alpha:.1%}, {risk.method.replace('_', ' ')}")
-    axes.set_ylim(bottom=0, top=max(4 * risk.alpha, float(bounds.min(initial=0.0)) * 1.2))
+    top = 1.5 * max(2 * risk.alpha, float(bounds.min(initial=1.0)))
+    axes.set_ylim(-0.02 * top, top)
+    shown = savings[losses / result.n <= top]
+    if shown.size:
+        axes.set_xlim(0, 1.05 * float(shown.max()))
     axes.legend(loc="upper left", frameon=False)
     _save(figure, path)
 

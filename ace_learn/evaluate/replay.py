@@ -33,8 +33,8 @@ class Replayed(NamedTuple):
     lost_correct: Bool[ndarray, "*grid n"]
     mismatch: Bool[ndarray, "*grid n"]
 
-    def at(self, index: int) -> "Replayed":
-        """Results of one grid point, each `[n]`."""
+    def at(self, index: int | Int[ndarray, " C"]) -> "Replayed":
+        """Results of one grid point, each `[n]`, or of some, each `[C, n]`."""
         return Replayed(*(field[index] for field in self))
 
 

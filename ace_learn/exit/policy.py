@@ -73,7 +73,8 @@ class ExitPolicy:
             raise ValueError(f"ewma must be in (0, 1], not {self.ewma}")
         if self.patience < 1 or self.min_thinking_tokens < 0:
             raise ValueError(
-                f"patience must be >= 1 and min_thinking_tokens >= 0, not {self.patience} and {self.min_thinking_tokens}"
+                "patience must be >= 1 and min_thinking_tokens >= 0, not "
+                f"{self.patience} and {self.min_thinking_tokens}"
             )
         _check_signals(tuple(self.thresholds))
         if any(not math.isfinite(bound) for bound in self.thresholds.values()):
@@ -174,8 +175,10 @@ def smooth(signals: Float[Tensor, "*batch P S"], ewma: float) -> Float[Tensor, "
     return torch.stack(smoothed, dim=-2) if smoothed else signals
 
 
-def ewma_step(average: Float[Tensor, "*rows S"], value: Float[Tensor, "*rows S"], ewma: float) -> Float[Tensor, "*rows S"]:
-    """One update of the moving average; the single place of its arithmetic, so that replay and live agree bit for bit."""
+def ewma_step(
+    average: Float[Tensor, "*rows S"], value: Float[Tensor, "*rows S"], ewma: float
+) -> Float[Tensor, "*rows S"]:
+    """One update of the moving average: the single place of its arithmetic, so that replay and live agree exactly."""
     return ewma * value + (1.0 - ewma) * average
 
 

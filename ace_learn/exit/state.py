@@ -158,7 +158,7 @@ def decide(
     Fires at a boundary of a think span that is long enough, when the predicate has held for `patience` consecutive
     boundaries, once per request. Behind a firing the following tokens of a longer think end are forced one by one.
     """
-    thought = span.in_think > 0
+    thought = (span.in_think > 0) & (span.tokens > 0)  # the think start itself is not thought
     closes = thought & (span.closed > 0)
     update = closes if policy.smooth_over == "boundaries" else thought
     seen = decision.seen > 0

@@ -7,7 +7,7 @@ is overwritten before it can be read.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +27,7 @@ class Hidden(NamedTuple):
     """The tapped layers, concatenated; A = 0 where none is tapped."""
 
 
+@runtime_checkable
 class Signaller(Protocol):
     """Turns the rows of a step into signals: a head together with the features that it reads."""
 
@@ -108,7 +109,9 @@ class ExitTracker:
         """Clears slots for new requests; `in_think` where the prompt leaves a think block open."""
         initial = in_think.float()
         self.held_position[slots] = -1
-        self._store(slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), Decision.initial(initial).pack()), -1))
+        self._store(
+            slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), Decision.initial(initial).pack()), -1)
+        )
 
     def observe(self, slots: Int[Tensor, " B"], rows: Rows) -> Verdict:
         """Follows the rows of one step and says which next tokens are forced.

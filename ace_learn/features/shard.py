@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64, Shaped
 from numpy import ndarray
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from ace_learn.artifacts import JsonFields, sync_tree
+from ace_learn.artifacts import JsonFields, write_bytes
 from ace_learn.exit import SCALARS, SIGNALS
 from ace_learn.features.spec import SOURCES, FeatureSpec
 
@@ -55,15 +54,8 @@ def write_features(folder: Path, rows: Mapping[str, Tensor]) -> None:
         OSError: The disk is full or the path cannot be written.
     """
     _check_rows(rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{FILE_NAME}.tmp-{os.getpid()}"
-    try:
-        columns = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in rows.items()}
-        save_file(columns, temporary, metadata={"format": FORMAT})
-        temporary.replace(folder / FILE_NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_tree(folder)
+    columns = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in rows.items()}
+    write_bytes(folder / FILE_NAME, save(columns, metadata={"format": FORMAT}))
 
 
 def _check_rows(rows: Mapping[str, Tensor]) -> None:

@@ -84,7 +84,7 @@ class TrainConfig:
             )
 
     def to_json(self) -> dict[str, JSON]:
-        """The config as a JSON object, which as YAML is the file that re-runs it."""
+        """The config as a JSON object."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 

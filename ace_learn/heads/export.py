@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from ace_learn.artifacts import JSON, JsonFields, read_fields, sha256_file, write_json
+from ace_learn.artifacts import JSON, JsonFields, read_fields, sha256_file, write_bytes, write_json
 from ace_learn.features import FeatureSpec
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.models.identity import TargetIdentity
@@ -114,7 +114,7 @@ def save_head(folder: Path, head: SignalHead, card: HeadCard) -> None:
     assert head.config == card.config, "the card describes another head"
     assert head.feature_size == card.spec.size, "the card describes other features"
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": FORMAT})
+    write_bytes(folder / WEIGHTS_NAME, save(weights, metadata={"format": FORMAT}))
     write_json(folder / CONFIG_NAME, {**card.to_json(), "weights_sha256": sha256_file(folder / WEIGHTS_NAME)})
 
 

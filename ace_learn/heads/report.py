@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ace_learn.artifacts import JSON, JsonFields
 from ace_learn.heads.metrics import HeadMetrics
@@ -92,6 +93,7 @@ def draw_history(path: Path, history: Sequence[EpochLosses], *, best_epoch: int)
     axes.plot(epochs, [entry["train"] for entry in history], marker=".", label="train, mean over the epoch's steps")
     axes.plot(epochs, [entry["validation"] for entry in history], marker=".", label="validation, after the epoch")
     axes.axvline(best_epoch + 1, color="grey", linestyle=":", label="weights kept")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.set_ylabel("weighted loss")
     axes.legend()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
 from jaxtyping import Float
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -24,6 +23,7 @@ from ace_learn.artifacts import (
     JSON,
     ProvenanceRecorder,
     clean_stale,
+    dump_config,
     publish,
     read_fields,
     write_json,
@@ -32,7 +32,7 @@ from ace_learn.artifacts import (
 )
 from ace_learn.features import FeatureStore
 from ace_learn.heads.baselines import linear_baseline
-from ace_learn.heads.config import TrainConfig
+from ace_learn.heads.config import TrainConfig, TrainerConfig
 from ace_learn.heads.data import FeatureData, FeatureTable, Statistics, feature_statistics
 from ace_learn.heads.export import CONFIG_NAME, HeadCard, save_head
 from ace_learn.heads.head import SignalHead
@@ -75,14 +75,15 @@ def train_head(config: TrainConfig) -> TrainReport:
 
     Raises:
         ValueError: The data set is unusable or lacks the sources, OUTPUT belongs to another run or is being written,
-            or training diverged.
+            there is no such device, or training diverged.
         OSError: A file cannot be read or written.
     """
+    _check_device(config.trainer)
+    store = FeatureStore(config.dataset)
+    spec = store.spec.subset(config.sources)
+    identity = TargetIdentity.from_json(store.dataset.fields("target").data)
     with writer_lock(config.output):
         clean_stale(config.output)
-        store = FeatureStore(config.dataset)
-        spec = store.spec.subset(config.sources)
-        identity = TargetIdentity.from_json(store.dataset.fields("target").data)
         _claim(config, store.sha256)
         if (config.output / CONFIG_NAME).exists():
             return TrainReport.from_json(read_fields(config.output / _METRICS_NAME))
@@ -142,6 +143,15 @@ def predict(head: SignalHead, table: FeatureTable) -> Float[Tensor, "n S"]:
     return torch.cat([head(chunk.features) for chunk in table.chunks()])
 
 
+def _check_device(config: TrainerConfig) -> None:
+    count = torch.accelerator.device_count()
+    if config.accelerator in ("gpu", "mps") and config.device >= count:
+        raise ValueError(
+            f"there is no device {config.device} of {config.accelerator}: torch sees {count}; "
+            "choose trainer.accelerator cpu or auto, or another trainer.device"
+        )
+
+
 def _feature_data(config: TrainConfig, store: FeatureStore) -> FeatureData:
     return FeatureData(
         store,
@@ -198,6 +208,8 @@ def _expected_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # That the checkpoints are there already is the point of resuming.
         warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
+        # Lightning 2.6 makes a LeafSpec, which torch 2.13 deprecates.
+        warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
         yield
 
 
@@ -272,7 +284,7 @@ def _export(
         save_head(temporary, fitted.head, card)
         write_json(temporary / _METRICS_NAME, report.to_json())
         draw_history(temporary / "curve.png", fitted.history, best_epoch=fitted.best_epoch)
-        write_text(temporary / "config.yaml", yaml.safe_dump(config.to_json(), sort_keys=False))
+        write_text(temporary / "config.yaml", dump_config(config))
         provenance.write(temporary)
         publish(temporary, config.output, last=CONFIG_NAME)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -150,7 +149,9 @@ def build_dataset(config: BuildConfig) -> Path:
 def _problems(config: BuildConfig, target: Target) -> list[Problem]:
     """Every problem of the data set, with its split; the order is shuffled so that each split is alike."""
     count = sum(config.splits.values())
-    labels = np.repeat([name for name in SPLITS if name in config.splits], [config.splits[n] for n in SPLITS if n in config.splits])
+    labels = np.repeat(
+        [name for name in SPLITS if name in config.splits], [config.splits[n] for n in SPLITS if n in config.splits]
+    )
     np.random.default_rng(config.seed).shuffle(labels)
     examples = build_task(config.task).examples(count, config.seed)
     problems = []
@@ -171,7 +172,11 @@ def _problems(config: BuildConfig, target: Target) -> list[Problem]:
             max_answer_tokens=config.max_answer_tokens,
         )
         no_think = Request(
-            key=index, prompt_ids=closed, contract=example.contract, thinking=False, max_new_tokens=config.max_answer_tokens
+            key=index,
+            prompt_ids=closed,
+            contract=example.contract,
+            thinking=False,
+            max_new_tokens=config.max_answer_tokens,
         )
         prompt = "\n".join(message["content"] for message in example.messages)
         problems.append(Problem(index, str(labels[index]), prompt, example, request, no_think))
@@ -215,7 +220,9 @@ def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
     )
 
 
-def _write_shard(folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn]) -> None:
+def _write_shard(
+    folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn]
+) -> None:
     counts = _ShardCounts()
     for start in range(0, len(problems), config.batch_size):
         batch = problems[start : start + config.batch_size]
@@ -227,7 +234,9 @@ def _write_shard(folder: Path, engine: HFEngine, problems: Sequence[Problem], co
     with atomic_folder(folder) as temporary:
         write_records(temporary / "traces.parquet", counts.records)
         columns = {name: torch.cat([part.rows[name] for part in counts.parts]) for name in counts.parts[0].rows}
-        kept = {name: column for name, column in columns.items() if name in config.features.sources or name not in _SOURCES}
+        kept = {
+            name: column for name, column in columns.items() if name in config.features.sources or name not in _SOURCES
+        }
         write_features(temporary, kept | {"split": split[columns["trace"] - first]})
         files = {name: sha256_file(temporary / name) for name in ("traces.parquet", "features.safetensors")}
         write_json(temporary / "shard.json", {**counts.to_json(), "sha256": dict(files)})
@@ -246,8 +255,8 @@ def _check_labels(records: Sequence[TraceRecord], config: BuildConfig) -> None:
         )
     if all(record.full_answer is None for record in usable):
         raise ValueError(
-            f"the contract {usable[0].contract} never committed an answer in {len(usable)} traces; check that the prompt "
-            "asks for that form, choose another contract, or raise --max_answer_tokens"
+            f"the contract {usable[0].contract} never committed an answer in {len(usable)} traces; check that the "
+            "prompt asks for that form, choose another contract, or raise --max_answer_tokens"
         )
 
 

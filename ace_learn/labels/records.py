@@ -105,4 +105,3 @@ def read_records(path: Path) -> list[TraceRecord]:
 def answer_text(answer: JSON) -> str | None:
     """An answer as stored: canonical JSON, or None where there is none."""
     return None if answer is None else json.dumps(answer, sort_keys=True, ensure_ascii=False)
-

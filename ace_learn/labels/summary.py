@@ -19,7 +19,10 @@ def write_summary(dataset: Path) -> dict[str, JSON]:
     """Writes `summary.json` and `summary.png` of a finished data set and prints the numbers."""
     shards = sorted((dataset / "shards").iterdir())
     counts = [read_fields(shard / "shard.json") for shard in shards]
-    totals = {name: sum(count.integer(name) for count in counts) for name in ("trace_tokens", "probe_tokens", "naive_probe_tokens")}
+    totals = {
+        name: sum(count.integer(name) for count in counts)
+        for name in ("trace_tokens", "probe_tokens", "naive_probe_tokens")
+    }
     records = [record for shard in shards for record in read_records(shard / "traces.parquet")]
     usable = [record for record in records if not record.excluded]
     curve = match_curve(usable)
@@ -39,7 +42,7 @@ def write_summary(dataset: Path) -> dict[str, JSON]:
 
 
 def match_curve(records: Sequence[TraceRecord]) -> Float[ndarray, " bins"]:
-    """Share of boundaries whose answer matches the full one, by relative position in the think span (NaN: none there)."""
+    """Share of boundaries whose answer matches the full one, by relative position in the thinking (NaN: none there)."""
     place = np.array([(b + 1) / (r.think_end - r.think_start) for r in records for b in r.boundary])
     match = np.array([m for r in records for m in r.probe_matches], dtype=float)
     which = np.minimum((place * _BINS).astype(int), _BINS - 1)
@@ -69,7 +72,8 @@ def _minimal_tokens(record: TraceRecord) -> int:
 
 def _text(summary: dict[str, JSON], usable: Sequence[TraceRecord]) -> str:
     lines = [
-        f"{summary['problems']} problems, {summary['excluded']} excluded, {sum(len(r.boundary) for r in usable)} boundaries",
+        f"{summary['problems']} problems, {summary['excluded']} excluded, "
+        f"{sum(len(r.boundary) for r in usable)} boundaries",
         f"tokens run: {summary['trace_tokens']:,} for traces, {summary['probe_tokens']:,} for probes "
         f"(each probe from scratch would have cost {summary['naive_probe_tokens']:,})",
     ]

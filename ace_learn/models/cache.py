@@ -30,11 +30,14 @@ class SlotLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(slots, value_states.shape[1], length, value_states.shape[3])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Writes the step's keys and values at their positions; returns the visible part of the active rows."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         positions = self.cache.positions
         rows = torch.arange(len(positions), device=positions.device)[:, None]
         self.keys[rows, :, positions] = key_states.transpose(1, 2)
@@ -64,8 +67,9 @@ class SlotLayer(CacheLayerMixin):
     def swap(self, a: int, b: int) -> None:
         """Exchanges two rows."""
         if self.keys is not None and self.values is not None:
-            self.keys[[a, b]] = self.keys[[b, a]]
-            self.values[[a, b]] = self.values[[b, a]]
+            used = self.cache.visible
+            self.keys[[a, b], :, :used] = self.keys[[b, a], :, :used]
+            self.values[[a, b], :, :used] = self.values[[b, a], :, :used]
 
 
 class SlotCache(Cache):
@@ -99,7 +103,8 @@ class SlotCache(Cache):
         """A new cache whose row i is a copy of the first `length` positions of `rows[i]`."""
         fork = SlotCache(len(self.slot_layers), len(rows), length)
         for source, copy in zip(self.slot_layers, fork.slot_layers, strict=True):
-            assert source.keys is not None and source.values is not None, "fork of a cache that was never written"
+            assert source.keys is not None, "fork of a cache that was never written"
+            assert source.values is not None
             copy.keys = source.keys[:, :, :length].index_select(0, rows)
             copy.values = source.values[:, :, :length].index_select(0, rows)
             copy.is_initialized = True

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ace_learn.models.attention import GROUPED_ATTENTION
 from ace_learn.models.cache import SlotCache
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.thinking import BoundaryTables, ThinkMarkers
@@ -80,6 +81,7 @@ class Target:
                 f"{name}: sliding-window attention ({window} tokens) is not supported by the HF reference engine; "
                 "use a model with full attention"
             )
+        model.set_attn_implementation(GROUPED_ATTENTION)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.markers = markers
@@ -161,9 +163,7 @@ class Target:
             )
         aux = [taps[layer] for layer in aux_layers]
         last = taps[-1]
-        return RowOutputs(
-            logits=output.logits.float(), last=last, aux=torch.cat(aux, dim=-1) if aux else last[..., :0]
-        )
+        return RowOutputs(logits=output.logits.float(), last=last, aux=torch.cat(aux, dim=-1) if aux else last[..., :0])
 
     @contextmanager
     def _tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:

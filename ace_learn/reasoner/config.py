@@ -16,16 +16,16 @@ class ReasonerTrainingConfig:
     """Folder for checkpoints and the training log."""
     seed: int = 0
     """Seeds the weights and the stream of traces."""
-    steps: int = 5000
+    steps: int = 3000
     """Optimizer steps."""
     batch_size: int = 32
     """Traces per step."""
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW; a cosine leads down to a hundredth of it."""
+    """Peak learning rate of AdamW (embeddings and norms); a cosine leads down to a hundredth of it."""
+    matrix_rate: float = 0.02
+    """Peak learning rate of Muon (all other weights); it follows the same course."""
     warmup_steps: int = 100
     """Steps of linear warm-up."""
-    weight_decay: float = 0.01
-    """Weight decay of AdamW on matrices."""
     gradient_clip: float = 1.0
     """Largest norm of the gradient."""
     vocab_size: int = 512

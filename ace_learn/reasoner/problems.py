@@ -222,7 +222,7 @@ def _draft_boxes(rng: random.Random) -> _Draft:
     names = rng.sample(COLOURS, rng.choice((2, 3, 3)))
     start = {name: rng.randint(5, 60) for name in names}
     values, told, steps = dict(start), [], []
-    for _ in range(rng.choice((3, 3, 4, 4))):
+    for _ in range(rng.choice((2, 3, 3, 4))):
         source = rng.choice([name for name in names if values[name] >= 3])
         goal = rng.choice([name for name in names if name != source])
         count = rng.randint(2, min(40, values[source]))

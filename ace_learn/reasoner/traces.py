@@ -40,9 +40,9 @@ class Style:
 
 
 STYLES: Mapping[Family, Style] = {
-    "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=225),
-    "boxes": Style(slip=0.08, notice=0.96, plan=0.6, passes=(1, 2, 2, 2, 3), max_tokens=235),
-    "legs": Style(slip=0.08, notice=0.96, plan=0.0, passes=(1, 2, 2, 3), max_tokens=235),
+    "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=190),
+    "boxes": Style(slip=0.08, notice=0.96, plan=0.6, passes=(1, 2, 2, 2, 3), max_tokens=200),
+    "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3), max_tokens=200),
 }
 
 _CHECKS = ("Let me check.", "Let me verify that.", "I check each step.", "Check it again.", "Once more.")

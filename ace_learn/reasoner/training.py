@@ -13,14 +13,17 @@ from pathlib import Path
 
 import lightning
 import torch
+import transformers
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from ace_learn.reasoner import attention
 from ace_learn.reasoner.config import ReasonerTrainingConfig
 from ace_learn.reasoner.data import IGNORED, Batch, TraceDataModule, build_tokenizer
+from ace_learn.reasoner.optimizer import MuonAdamW
 from ace_learn.reasoner.tokenizer import END_OF_TEXT, TURN_END, token_id
 
 
@@ -31,10 +34,11 @@ class ReasonerModule(lightning.LightningModule):
         super().__init__()
         self.config = config
         self.model = build_model(config, tokenizer)
+        self.model.set_attn_implementation(attention.register())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean loss of the reply's tokens; right padding needs no mask under causal attention."""
-        logits = self.model(input_ids=batch.input_ids).logits[:, :-1]
+        logits = self.model(input_ids=batch.input_ids, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED
         )
@@ -42,23 +46,27 @@ class ReasonerModule(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, no decay on norms, warm-up and cosine per step."""
-        matrices = [weight for weight in self.model.parameters() if weight.ndim > 1]
-        others = [weight for weight in self.model.parameters() if weight.ndim <= 1]
-        optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": self.config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=self.config.learning_rate,
-            betas=(0.9, 0.98),
+        """Muon and AdamW, with warm-up and cosine per step."""
+        weights = dict(self.model.named_parameters())
+        optimizer = MuonAdamW(
+            [weight for name, weight in weights.items() if weight.ndim == 2 and "embed" not in name],
+            [weight for name, weight in weights.items() if weight.ndim != 2 or "embed" in name],
+            matrix_rate=self.config.matrix_rate,
+            other_rate=self.config.learning_rate,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
+        steps, warmup_steps = self.config.steps, self.config.warmup_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: rate_factor(step, steps=steps, warmup_steps=warmup_steps)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _rate(self, step: int) -> float:
-        if step < self.config.warmup_steps:
-            return (step + 1) / self.config.warmup_steps
-        span = max(1, self.config.steps - self.config.warmup_steps)
-        done = min(1.0, (step - self.config.warmup_steps) / span)
-        return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
+
+def rate_factor(step: int, *, steps: int, warmup_steps: int) -> float:
+    """Return the share of the peak learning rate: a linear warm-up, then a cosine down to a hundredth."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class LossReport(Callback):
@@ -67,7 +75,6 @@ class LossReport(Callback):
     def __init__(self, every: int) -> None:
         self.every = every
         self.smoothed = math.nan
-        self.started = time.monotonic()
 
     def on_train_batch_end(
         self,
@@ -81,8 +88,7 @@ class LossReport(Callback):
         loss = float(trainer.callback_metrics["loss"])
         self.smoothed = loss if math.isnan(self.smoothed) else 0.95 * self.smoothed + 0.05 * loss
         if trainer.global_step % self.every == 0:
-            seconds = time.monotonic() - self.started
-            print(f"step {trainer.global_step} loss {self.smoothed:.4f} seconds {seconds:.0f}", flush=True)
+            print(f"{time.strftime('%H:%M:%S')} step {trainer.global_step} loss {self.smoothed:.4f}", flush=True)
 
     def state_dict(self) -> dict[str, float]:
         """Return the running mean, for the checkpoint."""
@@ -139,15 +145,21 @@ def train_reasoner(config: ReasonerTrainingConfig) -> Path:
     last = work_dir / "last.ckpt"
     ckpt_path = last if config.resume and last.exists() else None
     trainer.fit(module, TraceDataModule(config, tokenizer), ckpt_path=ckpt_path, weights_only=True)
-    return export_reasoner(module, tokenizer, final_loss=report.smoothed)
+    return export_reasoner(module.model, tokenizer, config, steps_done=trainer.global_step, final_loss=report.smoothed)
 
 
-def export_reasoner(module: ReasonerModule, tokenizer: PreTrainedTokenizerFast, *, final_loss: float) -> Path:
+def export_reasoner(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    config: ReasonerTrainingConfig,
+    *,
+    steps_done: int,
+    final_loss: float,
+) -> Path:
     """Write weights, tokenizer, generation defaults and the recipe as a plain Hugging Face folder."""
-    config = module.config
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    module.model.float().save_pretrained(folder)
+    model.float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     GenerationConfig(
         do_sample=True,
@@ -156,6 +168,11 @@ def export_reasoner(module: ReasonerModule, tokenizer: PreTrainedTokenizerFast, 
         eos_token_id=token_id(tokenizer, TURN_END),
         pad_token_id=token_id(tokenizer, END_OF_TEXT),
     ).save_pretrained(folder)
-    recipe = {"config": asdict(config), "steps_done": module.trainer.global_step, "final_loss": round(final_loss, 5)}
+    recipe = {
+        "config": asdict(config),
+        "steps_done": steps_done,
+        "final_loss": round(final_loss, 5),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
     return folder

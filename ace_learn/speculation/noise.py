@@ -61,4 +61,6 @@ def gumbel(
     *, seed: int, request: Int[Tensor, " B"], position: Int[Tensor, "B R"], size: int
 ) -> Float[Tensor, "B R size"]:
     """Standard Gumbel draws: argmax(log p + gumbel) samples from p."""
-    return -torch.log(-torch.log(uniform(seed=seed, request=request, position=position, stream=Stream.TOKEN, size=size)))
+    return -torch.log(
+        -torch.log(uniform(seed=seed, request=request, position=position, stream=Stream.TOKEN, size=size))
+    )

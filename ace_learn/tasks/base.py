@@ -3,7 +3,7 @@
 import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
 
@@ -88,16 +88,12 @@ def distinct(
             yield example
 
 
-def interleave(streams: dict[str, Callable[[], Iterator[Example]]], seed: int) -> Iterator[Example]:
-    """Draws from several streams at random, with equal shares; each is started at its first draw."""
+def interleave(streams: Mapping[str, Iterator[Example]], seed: int) -> Iterator[Example]:
+    """Draws from several streams at random, with equal shares, until one ends."""
     rng = random.Random(f"interleave/{seed}")
     names = sorted(streams)
-    started: dict[str, Iterator[Example]] = {}
     while True:
-        name = rng.choice(names)
-        if name not in started:
-            started[name] = streams[name]()
-        example = next(started[name], None)
+        example = next(streams[rng.choice(names)], None)
         if example is None:
             return
         yield example
@@ -122,6 +118,8 @@ def read_gold(contract: Contract, value: JSON, *, where: str) -> JSON:
 
 def _readings(contract: Contract, value: JSON) -> Iterator[JSON]:
     """The value itself; a number as text; text as JSON; the answer that a worked solution ends with."""
+    if isinstance(value, float) and value.is_integer():
+        yield int(value)  # a column of integers with a gap in it comes as floats
     yield value
     if not isinstance(value, str):
         yield json.dumps(value)

@@ -37,8 +37,8 @@ def render_prompt(
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has a chat template; leave `plain` off"
             if plain
-            else f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use a chat model, give the tokenizer a "
-            "template, or set `plain: true` to prompt with the bare text"
+            else f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use a chat model, give the tokenizer "
+            "a template, or set `plain: true` to prompt with the bare text"
         )
     if plain:
         text = "".join(f"{message['content']}\n" for message in messages)
@@ -50,18 +50,16 @@ def render_prompt(
     return _close_think(ids, markers)
 
 
-def _apply_template(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, thinking: bool
-) -> list[int]:
+def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, thinking: bool) -> list[int]:
     ids = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
+        [{"role": message["role"], "content": message["content"]} for message in messages],
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
         enable_thinking=thinking,
     )
-    assert isinstance(ids, list)
-    return [int(token) for token in ids]
+    assert isinstance(ids, list), "return_dict=False gives the ids of one chat"
+    return [token for token in ids if isinstance(token, int)]
 
 
 def _close_think(ids: list[int], markers: ThinkMarkers) -> list[int]:

@@ -7,6 +7,6 @@ from ace_learn.contracts import JSON
 if TYPE_CHECKING:
     JsonObject: TypeAlias = dict[str, JSON]
 else:
-    # jsonargparse keeps the values of a bare dict as they are; a text in a dict[str, object] it reads as YAML once more,
-    # so that the pattern "[A-D]" becomes a list. `ace_learn.cli` refuses configs that would fall into this.
+    # jsonargparse keeps the values of a bare dict as they are. A text in a dict[str, object] it reads as YAML again,
+    # so that the pattern "[A-D]" becomes a list; `ace_learn.cli` refuses configs that hold one.
     JsonObject = dict

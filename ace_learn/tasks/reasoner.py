@@ -32,8 +32,8 @@ class ReasonerTask:
 
     def examples(self, count: int, seed: int) -> Iterator[Example]:
         """Yields `count` distinct problems; see `Task`."""
-        streams = {family: lambda family=family: _stream(family, seed) for family in self.families}
-        return distinct(interleave(streams, seed), count, source=f"the reasoner's families {', '.join(self.families)}")
+        mix = interleave({family: _stream(family, seed) for family in self.families}, seed)
+        return distinct(mix, count, source=f"the reasoner's families {', '.join(self.families)}")
 
 
 def _stream(family: Family, seed: int) -> Iterator[Example]:

@@ -130,9 +130,8 @@ def load_file(path: Path) -> Dataset:
         raise ValueError(f"{path} is empty; give a data set with at least one row")
     try:
         return load_dataset(_BUILDERS[path.suffix], data_files=str(path), split="train")
-    except DatasetGenerationError as error:
-        reason = error.__cause__ or error
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {reason}") from error
+    except (DatasetGenerationError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
 
 
 def load_hub(name: str, *, subset: str | None, split: str) -> Dataset:

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ace_learn.cli.common import build_parser, dump_config, parse_config, run_command
+from ace_learn.artifacts import dump_config
+from ace_learn.cli.common import build_parser, parse_config, run_command
 from tests.cli.toy_config import ToyConfig, ToyHead
 
 if TYPE_CHECKING:

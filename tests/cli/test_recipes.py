@@ -3,7 +3,6 @@
 import runpy
 import shlex
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,9 @@ def test_recipe_is_read_by_its_command(recipe, monkeypatch):
     monkeypatch.setattr(common, "parse_config", parse_and_stop)
     monkeypatch.setattr(sys, "argv", [module, *argv])
     monkeypatch.chdir(ROOT)
-    with warnings.catch_warnings(), pytest.raises(ReadError):
-        warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
+    monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
+    monkeypatch.delitem(sys.modules, module, raising=False)  # else runpy warns that it runs twice
+    with pytest.raises(ReadError):
         runpy.run_module(module, run_name="__main__")
     assert len(read) == 1
 

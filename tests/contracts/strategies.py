@@ -16,17 +16,20 @@ CONTRACTS = [
         {"kind": "label", "labels": ["spam", "not spam", "A"]},
         {"kind": "json", "schema": {"type": "object", "properties": {"answer": {"type": "integer"}}}},
         {"kind": "json", "schema": True},
+        {"kind": "tag", "tag": "t"},
     )
 ]
 assert {contract.kind for contract in CONTRACTS} == set(KINDS), "list every kind"
 
 FRAGMENTS = [
-    "\\boxed{", "\\fbox{", "\\boxed", "{", "}", "\\{", "\\}", "\\\\", "\\", "$", "\\(", "\\)", "\\text{", "\\frac{1}{2}",
-    "The answer is ", "Answer: ", "answer", "**", "*", "is ", "isn't ", "not ", "I do not think ", "if ", "the correct option is ",
-    "A", "B", "(B)", "I", "C", " or ", " and ", ", ", "; ", "yes", "no", "not sure", "spam", "not spam", "Label: ", "class is ",
-    "0", "1", "204", "042", "1,204", "-", "−", "+", "/", "^", ".", ". ", "?", "!", ":", " ", "\n", "\n\n", "\t", "\r\n",
-    '{"answer": 4', '{"answer": 4}', '"', "[", "]", "[1]", "true", "null", "NaN", "1e5", "\\u00e9", "\\ud800", ",", '"a"',
-    "<think>", "</think>", "<thi", "</", "<", ">", "#### ", "million", "because ", "\ud800", "\u0000", "é", "日", "答案", "：", "²", "’", "…",
+    "\\boxed{", "\\fbox{", "\\boxed", "{", "}", "\\{", "\\}", "\\\\", "\\", "$", "\\(", "\\)", "\\text{",
+    "\\frac{1}{2}", "The answer is ", "Answer: ", "answer", "**", "*", "is ", "isn't ", "not ", "I do not think ",
+    "if ", "the correct option is ", "A", "B", "(B)", "I", "C", " or ", " and ", ", ", "; ", "yes", "no",
+    "not sure", "spam", "not spam", "Label: ", "class is ", "0", "1", "204", "042", "1,204", "-", "\u2212", "+",
+    "/", "^", ".", ". ", "?", "!", ":", " ", "\n", "\n\n", "\t", "\r\n", '{"answer": 4', '{"answer": 4}', '"', "[",
+    "]", "[1]", "true", "null", "NaN", "1e5", "\\u00e9", "\\ud800", ",", '"a"', "<think>", "</think>", "<thi", "</",
+    "<", ">", "#### ", "million", "<t>", "</t>", "t>", "because ", "\ud800", "\u0000", "é", "日", "答案", "\uff1a",
+    "²", "\u2019", "…",
 ]  # fmt: skip
 
 texts = st.one_of(

@@ -186,7 +186,5 @@ def write_identity_head(folder: Path, identity: TargetIdentity = IDENTITY) -> No
     state["layers.0.weight"] += torch.eye(4)
     head.load_state_dict(state)
     folder.mkdir(parents=True)
-    card = HeadCard(
-        config=config, spec=SPEC, identity=identity, data_sha256="d" * 64, rows="boundaries", metrics=None
-    )
+    card = HeadCard(config=config, spec=SPEC, identity=identity, data_sha256="d" * 64, rows="boundaries", metrics=None)
     save_head(folder, head, card)

@@ -8,7 +8,7 @@ from tests.evaluate.synthetic import make_rows
 
 
 def hand_rows():
-    """Two traces: one of three boundaries that is right from the second on, one of a single, never matching boundary."""
+    """Two traces: three boundaries of which the second is right, and a single boundary that is wrong."""
     first = {
         "problem": 4, "family": "sums", "split": "test", "excluded": False, "gold": "7", "think_start": 2,
         "think_end": 32, "full_answer": "7", "full_correct": True, "full_tokens": 38, "no_think_answer": None,
@@ -97,7 +97,7 @@ def test_load_says_what_to_do(tmp_path):
     folder = tmp_path / "shards" / "00000"
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(make_rows(2), schema=TRACE_SCHEMA), folder / "traces.parquet")
-    with pytest.raises(ValueError, match="calibration.*build more"):
+    with pytest.raises(ValueError, match=r"calibration.*build more"):
         load_traces(tmp_path, "calibration")
     pq.write_table(pa.table({"split": ["test"]}), folder / "traces.parquet")
     with pytest.raises(ValueError, match="delete its folder"):

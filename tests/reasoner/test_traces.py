@@ -110,18 +110,19 @@ def test_families_differ_in_slips_and_paragraphs():
     assert len({STYLES[family].slip for family in FAMILIES}) == 3
     figures = {}
     for family in FAMILIES:
-        written = traces(family, count=400)
+        written = traces(family, count=300)
         slips = sum(trace.slips > 0 for _, trace in written) / len(written)
         paragraphs = sum(trace.think.count("\n\n") for _, trace in written) / len(written)
         figures[family] = (slips, paragraphs)
-    assert figures["chain"][0] > figures["boxes"][0] + 0.05
-    assert figures["chain"][1] > figures["boxes"][1] + 2
+    slips, paragraphs = zip(*(figures[family] for family in FAMILIES), strict=True)
+    assert slips[0] > slips[1] + 0.05
+    assert paragraphs[0] > paragraphs[1] + 1
 
 
 def test_modes_are_mixed_as_documented():
     rng = random.Random(0)
-    written = [write_trace(problem, rng) for problem in generate_problems("chain", 1000, seed=0)]
+    written = [write_trace(problem, rng) for problem in generate_problems("chain", 500, seed=0)]
     direct = sum(trace.think == "" for trace in written) / len(written)
-    assert 0.08 < direct < 0.14
+    assert 0.07 < direct < 0.15
     tails = sum("\n" in trace.answer for trace in written) / len(written)
     assert 0.4 < tails < 0.6

@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import auto_parser
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ace_learn.reasoner import compose_trace, generate_problems
+from ace_learn.reasoner import attention, compose_trace, generate_problems
+from ace_learn.reasoner.__main__ import train
 from ace_learn.reasoner.config import ReasonerTrainingConfig
 from ace_learn.reasoner.data import (
     BATCHES_PER_CHUNK,
@@ -17,7 +18,11 @@ from ace_learn.reasoner.data import (
     collate,
     encode_trace,
 )
+from ace_learn.reasoner.optimizer import MuonAdamW, orthogonalize
 from ace_learn.reasoner.training import build_model, train_reasoner
+
+# Lightning 2.6 asks `isinstance(_, torch.utils._pytree.LeafSpec)`, which torch 2.13 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 TINY = ReasonerTrainingConfig(
     steps=3,
@@ -90,10 +95,41 @@ def test_the_default_model_fits_the_repository():
 
 
 def test_the_recipe_parses(pytestconfig):
-    parser = ArgumentParser()
-    parser.add_class_arguments(ReasonerTrainingConfig, "config")
-    parser.add_argument("--file", action="config")
-    parsed = parser.parse_args([f"--file={pytestconfig.rootpath / 'training' / 'reasoner.yaml'}"])
-    config = parser.instantiate_classes(parsed).config
-    assert isinstance(config, ReasonerTrainingConfig)
-    assert config.steps > 0
+    parser = auto_parser(train)
+    parsed = parser.parse_args([f"--config={pytestconfig.rootpath / 'training' / 'reasoner.yaml'}"])
+    assert parser.instantiate(parsed).config == ReasonerTrainingConfig(threads=2)
+
+
+def test_orthogonalize_levels_singular_values():
+    torch.manual_seed(0)
+    for shape in ((8, 8), (24, 8), (8, 24)):
+        level = torch.linalg.svdvals(orthogonalize(torch.randn(shape), iterations=8))
+        assert level.min() > 0.6
+        assert level.max() < 1.3
+
+
+def test_adamw_part_equals_torch():
+    start, target = torch.randn(7), torch.randn(7)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    optimizers = [
+        MuonAdamW([], [ours], matrix_rate=0.0, other_rate=0.01),
+        torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    for _ in range(20):
+        for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            (weight - target).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("length", [1, attention.BLOCK, 2 * attention.BLOCK + 5])
+def test_blocked_attention_equals_torch(length):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, length, 8, requires_grad=True) for heads in (4, 2, 2))
+    ours, _ = attention.blocked_attention(torch.nn.Module(), query, key, value, None, scaling=8**-0.5)
+    theirs = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(ours, theirs.transpose(1, 2))
+    gradients = [torch.autograd.grad(out.square().sum(), (query, key, value)) for out in (ours, theirs)]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)

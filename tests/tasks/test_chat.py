@@ -57,7 +57,7 @@ def test_plain_prompt_needs_a_tokenizer_without_template():
     assert words(render_prompt(bare, chat, thinking=True, markers=MARKERS, plain=True)) == "Be short Hi there"
     silent = render_prompt(bare, chat, thinking=False, markers=MARKERS, plain=True)
     assert words(silent) == "Be short Hi there <think> </think>"
-    with pytest.raises(ValueError, match="no chat template; .*plain: true"):
+    with pytest.raises(ValueError, match=r"no chat template; .*plain: true"):
         render_prompt(bare, chat, thinking=True, markers=MARKERS)
     with pytest.raises(ValueError, match="leave `plain` off"):
         render_prompt(make_tokenizer(IGNORES), chat, thinking=True, markers=MARKERS, plain=True)

@@ -28,9 +28,7 @@ def test_short_stream_is_the_start_of_a_long_one_and_seeds_differ():
 def example_of(text):
     from ace_learn.contracts import Contract
 
-    return Example(
-        family="f", messages=user_message(text), contract=Contract.from_spec({"kind": "integer"}), gold=None
-    )
+    return Example(family="f", messages=user_message(text), contract=Contract.from_spec({"kind": "integer"}), gold=None)
 
 
 def test_distinct_skips_repetitions_and_keeps_order():
@@ -46,7 +44,7 @@ def test_too_few_distinct_problems_are_an_error(stream):
 
 
 def test_interleave_ends_with_the_first_stream_that_ends():
-    streams = {"a": lambda: iter([example_of("a")] * 3), "b": lambda: iter([example_of("b")] * 1000)}
+    streams = {"a": iter([example_of("a")] * 3), "b": iter([example_of("b")] * 1000)}
     drawn = list(islice(interleave(streams, 0), 2000))
     assert sum(e.messages[0]["content"] == "a" for e in drawn) == 3
 

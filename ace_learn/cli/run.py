@@ -1,0 +1,209 @@
+"""`python -m ace_learn.run RECIPE.yaml`: decode with learned exits, a task's problems or one prompt shown live."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ace_learn.cli.common import run_command
+from ace_learn.contracts import Contract
+from ace_learn.engines.sampling import Sampling
+from ace_learn.models.target import TargetConfig
+from ace_learn.tasks import TaskConfig
+from ace_learn.tasks.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from ace_learn.engines.batch import BoundarySignals
+    from ace_learn.engines.hf import HFEngine
+    from ace_learn.engines.live import LiveRequest
+    from ace_learn.engines.requests import Output, Request
+    from ace_learn.models.target import Target
+    from ace_learn.tasks.base import Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A recipe of `python -m ace_learn.run`."""
+
+    target: TargetConfig
+    """The model that thinks."""
+    head: Path | None = None
+    """Head folder with a policy (from calibrate); none: full thinking, contract exits only."""
+    prompt: str | None = None
+    """One prompt, shown live: thinking, signals at each paragraph, the exit, the answer."""
+    contract: JsonObject | None = None
+    """The prompt's output contract, such as {kind: integer}."""
+    task: TaskConfig = TaskConfig()
+    """Where the problems come from, without a prompt."""
+    problems: int = 32
+    """How many of the task's problems to run."""
+    sampling: Sampling = Sampling()
+    """How tokens are drawn; a certificate holds for its own sampling alone."""
+    draft_tokens: int = 0
+    """Draft length of the n-gram drafter, K; 0: no speculation."""
+    max_new_tokens: int = 4096
+    """Cap on a request's output."""
+    max_answer_tokens: int = 256
+    """Cap on its answer."""
+    batch_size: int = 32
+    """Requests decoded together."""
+    output: Path | None = None
+    """JSONL file for the task's outputs, one line per problem; it must not exist."""
+    plain: bool = False
+    """Prompt a model that has no chat template with the bare text."""
+    seed: int = 0
+    """Which problems of the task."""
+
+
+def run(config: RunConfig) -> None:
+    """Runs a prompt or a task.
+
+    Raises:
+        ValueError: The head belongs to another target, or the recipe is contradictory.
+    """
+    from ace_learn.models.target import load_target
+
+    target = load_target(config.target)
+    engine = _engine(config, target)
+    if config.prompt is None:
+        _run_task(config, engine)
+    else:
+        _show_prompt(config, engine, config.prompt)
+
+
+def _engine(config: RunConfig, target: Target) -> HFEngine:
+    from ace_learn.engines.hf import HFEngine
+    from ace_learn.evaluate.live import engine_with_head
+    from ace_learn.speculation.drafters import NgramDrafter
+
+    if config.head is not None:
+        return engine_with_head(
+            target,
+            config.head,
+            sampling=config.sampling,
+            batch_size=config.batch_size,
+            draft_tokens=config.draft_tokens,
+        )
+    return HFEngine(
+        target,
+        sampling=config.sampling,
+        drafter=NgramDrafter() if config.draft_tokens else None,
+        num_draft_tokens=config.draft_tokens,
+        batch_size=config.batch_size,
+    )
+
+
+def _request(
+    config: RunConfig, target: Target, key: int, messages: Sequence[Message], contract: Contract | None
+) -> Request:
+    from ace_learn.engines.requests import Request
+    from ace_learn.tasks import render_prompt
+
+    prompt = render_prompt(target.tokenizer, messages, thinking=True, markers=target.markers, plain=config.plain)
+    return Request(
+        key=key,
+        prompt_ids=tuple(prompt),
+        contract=contract,
+        max_new_tokens=config.max_new_tokens,
+        max_answer_tokens=config.max_answer_tokens,
+    )
+
+
+class _Printer:
+    """Prints a request's text as it comes, with the signals behind each paragraph."""
+
+    def __init__(self, target: Target) -> None:
+        from ace_learn.contracts.stream import Detokenizer
+
+        self.target = target
+        self.detokenizer = Detokenizer(target.decode)
+
+    def __call__(self, live: LiveRequest, tokens: Sequence[int], passed: Sequence[BoundarySignals]) -> None:
+        for boundary in passed:
+            shown = "  ".join(f"{name} {value:.3g}" for name, value in boundary.signals.items())
+            print(f"    [paragraph {boundary.paragraphs}, {boundary.tokens_thought} tokens: {shown}]", flush=True)
+        if live.exit is not None and live.length - len(tokens) <= live.exit.output_index:
+            print("    [exit]", flush=True)
+        for token in tokens:
+            sys.stdout.write(self.detokenizer.push(token))
+        sys.stdout.flush()
+
+
+def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str) -> None:
+    from ace_learn.tasks.base import user_message
+
+    contract = None if config.contract is None else Contract.from_spec(config.contract)
+    request = _request(config, engine.target, config.seed, user_message(prompt), contract)
+    output = engine.generate([request], listener=_Printer(engine.target))[0]
+    ended = "by itself" if output.exit is None else f"by the policy after {output.exit.paragraphs} paragraphs"
+    print(f"\n\nthinking ended {ended}: {output.think_tokens} tokens thought, {len(output.token_ids)} in all")
+    print(f"answer: {json.dumps(output.answer)} (finish: {output.finish_reason}, {output.seconds:.2f} s)")
+
+
+def _run_task(config: RunConfig, engine: HFEngine) -> None:
+    from tqdm import tqdm
+
+    from ace_learn.tasks import build_task
+
+    if config.output is not None and config.output.exists():
+        raise ValueError(f"{config.output} exists already; name another --output or delete it")
+    examples = list(build_task(config.task).examples(config.problems, config.seed))
+    requests = [_request(config, engine.target, i, e.messages, e.contract) for i, e in enumerate(examples)]
+    outputs: list[Output] = []
+    with tqdm(total=len(requests), unit="problem", desc="run") as bar:
+        for batch in engine.stream_batches(requests):
+            outputs.extend(batch)
+            bar.update(len(batch))
+    correct = [
+        e.gold is not None and e.contract.equal(o.answer, e.gold) for e, o in zip(examples, outputs, strict=True)
+    ]
+    lines = [json.dumps(output_json(o) | {"correct": c}) for o, c in zip(outputs, correct, strict=True)]
+    if config.output is not None:
+        from ace_learn.artifacts import write_text
+
+        write_text(config.output, "\n".join(lines) + "\n")
+    count = len(outputs)
+    print(
+        f"{count} problems: {sum(correct) / count:.1%} correct, {sum(o.exit is not None for o in outputs)} exits, "
+        f"{sum(o.think_tokens for o in outputs) / count:.1f} tokens thought and "
+        f"{sum(len(o.token_ids) for o in outputs) / count:.1f} in all per problem"
+    )
+
+
+def output_json(output: Output) -> dict[str, object]:
+    """A request's outcome with its audit record."""
+    audit = None
+    if output.exit is not None:
+        audit = {
+            "tokens_thought": output.exit.tokens_thought,
+            "paragraphs": output.exit.paragraphs,
+            "signals": output.exit.signals,
+            "reason": output.exit.reason,
+        }
+    return {
+        "key": output.key,
+        "answer": output.answer,
+        "answer_text": output.answer_text,
+        "finish_reason": output.finish_reason,
+        "think_tokens": output.think_tokens,
+        "tokens": len(output.token_ids),
+        "exit": audit,
+        "verify_steps": output.stats.verify_steps,
+        "drafted": output.stats.drafted,
+        "accepted": output.stats.accepted,
+        "seconds": output.seconds,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command with the given arguments, or those of the process."""
+    run_command(
+        RunConfig,
+        run,
+        description="Decode with learned exits: a task's problems, or one --prompt shown live.",
+        argv=argv,
+    )

@@ -1,0 +1,98 @@
+"""`standard` acceptance is lossless: hand-worked steps, and the law of its output over an enumerable vocabulary."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from ace_learn.speculation.acceptance import standard
+from ace_learn.speculation.noise import Stream, gumbel, uniform
+
+P = torch.tensor([0.2, 0.8])
+Q = torch.tensor([0.5, 0.5])
+
+
+def step(q, p, drafted, u, noise=None, num_drafted=None):
+    """One request."""
+    q, p = torch.as_tensor(q)[None], None if p is None else torch.as_tensor(p)[None]
+    noise = torch.zeros_like(q, dtype=torch.double) if noise is None else torch.tensor(noise)[None].double()
+    out = standard(
+        target=q,
+        drafted=torch.tensor([drafted]),
+        num_drafted=torch.tensor([len(drafted) if num_drafted is None else num_drafted]),
+        draft=p,
+        accept_noise=torch.tensor([u], dtype=torch.double),
+        token_noise=noise,
+    )
+    kept = int(out.num_accepted[0]) + 1
+    return out.tokens[0, :kept].tolist(), kept - 1
+
+
+def test_by_hand():
+    q = [[0.5, 0.5], [0.1, 0.9]]
+    p = [[0.2, 0.8]]
+    assert step(q, p, [1], [0.62]) == ([1, 1], 1)  # 0.62 < 0.5 / 0.8, bonus is the mode of q
+    assert step(q, p, [1], [0.63]) == ([0], 0)  # rejected: max(0, q - p) = [0.3, 0]
+    assert step(q, p, [0], [0.999]) == ([0, 1], 1)  # q / p = 2.5: always accepted
+    assert step(q, None, [1], [0.49]) == ([1, 1], 1)  # a deterministic drafter: accepted with q_n
+    assert step(q, None, [1], [0.51]) == ([0], 0)
+
+
+def test_first_rejection_ends_the_window_and_missing_drafts_are_no_rejection():
+    q = [[0.5, 0.5], [0.9, 0.1], [0.0, 1.0]]
+    assert step(q, None, [0, 1], [0.1, 0.2]) == ([0, 0], 1)
+    assert step(q, None, [0, 0], [0.1, 0.2]) == ([0, 0, 1], 2)
+    assert step(q, None, [0, 0], [0.1, 0.2], num_drafted=1) == ([0, 0], 1)
+    assert step(q, None, [0, 0], [0.1, 0.2], num_drafted=0) == ([0], 0)
+
+
+def test_greedy_and_forced_rows_are_one_hot():
+    q = [[0.0, 1.0], [1.0, 0.0]]
+    assert step(q, None, [1], [0.999]) == ([1, 0], 1)
+    assert step(q, None, [0], [1e-9]) == ([1], 0)  # the draft is not the forced token: it is cut, and replaced
+
+
+def sampled(q, p, count, drafts):
+    """Empirical law of the first emitted token."""
+    request, position = torch.arange(count), torch.zeros(count, 1, dtype=torch.long)
+    out = standard(
+        target=q.expand(count, 2, -1),
+        drafted=drafts[:, None],
+        num_drafted=torch.ones(count, dtype=torch.long),
+        draft=None if p is None else p.expand(count, 1, -1),
+        accept_noise=uniform(seed=1, request=request, position=position, stream=Stream.ACCEPT, size=1)[..., 0],
+        token_noise=gumbel(seed=1, request=request, position=torch.arange(2).repeat(count, 1), size=len(q)),
+    )
+    return torch.bincount(out.tokens[:, 0], minlength=len(q))
+
+
+def expected(q, count):
+    return (q.double() / q.double().sum() * count).numpy()
+
+
+def test_output_law_is_the_targets():
+    count = 200_000
+    drafts = torch.multinomial(P, count, replacement=True)
+    assert chisquare(sampled(Q, P, count, drafts), expected(Q, count)).pvalue > 1e-4
+    q = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    drafts = torch.full((count,), 2)
+    assert chisquare(sampled(q, None, count, drafts), expected(q, count)).pvalue > 1e-4
+
+
+def test_the_same_check_finds_a_bias():
+    """Trimming drafts by the probability of the sampled token biases the output to [.4, .6] (DESIGN 8)."""
+    count, p, q = 200_000, torch.tensor([0.2, 0.8]), torch.tensor([0.5, 0.5])
+    drafts = torch.multinomial(p, count, replacement=True)
+    request = torch.arange(count)
+    out = standard(
+        target=q.expand(count, 2, -1),
+        drafted=drafts[:, None],
+        num_drafted=(p[drafts] >= 0.5).long(),
+        draft=p.expand(count, 1, -1),
+        accept_noise=uniform(
+            seed=1, request=request, position=torch.zeros(count, 1, dtype=torch.long), stream=Stream.ACCEPT, size=1
+        )[..., 0],
+        token_noise=gumbel(seed=1, request=request, position=torch.arange(2).repeat(count, 1), size=2),
+    )
+    law = torch.bincount(out.tokens[:, 0], minlength=2)
+    assert law[0] / count == pytest.approx(0.4, abs=0.01)
+    assert chisquare(law, expected(q, count)).pvalue < 1e-9
