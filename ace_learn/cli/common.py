@@ -5,6 +5,7 @@ flags; the docstrings of the fields are the help texts.
 """
 
 import errno
+import logging
 import os
 import sys
 from argparse import ArgumentError
@@ -49,6 +50,7 @@ def run_command(
     Raises:
         SystemExit: With the status above, or after `--help` and `--print_config`.
     """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its notes on devices and products
     parser = build_parser(config_class, description=description, defaults=defaults)
     try:
         function(parse_config(parser, config_class, sys.argv[1:] if argv is None else argv))

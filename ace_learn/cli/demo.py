@@ -79,8 +79,7 @@ def run_demo(config: DemoConfig) -> None:
     stages.run("build", output / "dataset", lambda: build_dataset(build_config(config)))
     stages.run("train", output / "head", lambda: train_head(train_config(config)))
     if not (output / "policy" / "policy.json").exists():
-        summary = stages.run("calibrate", output / "policy", lambda: run_calibration(calibrate_config(config)))
-        print(summary.explanation)
+        stages.run("calibrate", output / "policy", lambda: run_calibration(calibrate_config(config)))
     report = _report(config, stages)
     print((output / "report.md").read_text(encoding="utf-8"))
     failures = demo_checks(report)

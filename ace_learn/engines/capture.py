@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ace_learn.exit.scalars import SCALARS
 from ace_learn.exit.tracker import Hidden, Verdict
 
 CaptureRows = Literal["boundaries", "all"]
@@ -37,10 +38,28 @@ class CapturedRows(NamedTuple):
 class Capture:
     """Collects rows on the host."""
 
-    def __init__(self, rows: CaptureRows) -> None:
-        """Keeps boundary rows, or every row of the think span."""
+    def __init__(self, rows: CaptureRows, *, hidden_size: int, num_aux: int, dtype: torch.dtype) -> None:
+        """Keeps boundary rows, or every row of the think span.
+
+        Args:
+            rows: Which rows.
+            hidden_size: H of the target.
+            num_aux: Tapped layers.
+            dtype: Of the hidden states.
+        """
         self.rows = rows
-        self._parts: list[CapturedRows] = []
+        index, hidden = torch.empty(0, dtype=torch.long), torch.empty(0, hidden_size, dtype=dtype)
+        empty = CapturedRows(
+            request=index,
+            output_index=index,
+            position=index,
+            closed=index.bool(),
+            confidence=torch.empty(0),
+            scalars=torch.empty(0, len(SCALARS)),
+            last=hidden,
+            aux=torch.empty(0, hidden_size * num_aux, dtype=dtype),
+        )
+        self._parts = [empty]
 
     def add(
         self,
@@ -67,9 +86,6 @@ class Capture:
 
     def finish(self) -> CapturedRows:
         """All rows, ordered by request and position."""
-        assert self._parts, "nothing was captured"
         rows = CapturedRows(*(torch.cat(columns) for columns in zip(*self._parts, strict=True)))
-        order = torch.argsort(
-            rows.request * (int(rows.output_index.max()) + 1 if len(rows.request) else 1) + rows.output_index
-        )
-        return rows.select(order)
+        last = int(rows.output_index.max()) if len(rows.output_index) else 0
+        return rows.select(torch.argsort(rows.request * (last + 1) + rows.output_index))

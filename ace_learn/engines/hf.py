@@ -119,11 +119,15 @@ class HFEngine:
     def rollout(self, requests: Sequence[Request], rows: CaptureRows) -> Rollouts:
         """Decodes one batch, capturing features, and keeps its cache for `branch`."""
         lives = [LiveRequest(request, self.target) for request in requests]
-        decoding = self._decoding(len(lives), capture=Capture(rows))
-        batch = DecodeBatch(decoding, lives)
+        capture = Capture(
+            rows,
+            hidden_size=self.target.identity.hidden_size,
+            num_aux=len(self.aux_layers),
+            dtype=self.target.output_layer.weight.dtype,
+        )
+        batch = DecodeBatch(self._decoding(len(lives), capture=capture), lives)
         self._run(batch)
-        assert decoding.capture is not None
-        return Rollouts(list(requests), [live.output() for live in lives], decoding.capture.finish(), batch)
+        return Rollouts(list(requests), [live.output() for live in lives], capture.finish(), batch)
 
     def branch(self, rollouts: Rollouts, branches: Sequence[Branch]) -> list[Output]:
         """Regenerates answers from cuts through a batch's traces.

@@ -16,8 +16,8 @@ from ace_learn.contracts import Contract
 from ace_learn.engines.hf import HeadSignaller, HFEngine
 from ace_learn.engines.requests import Output, Request
 from ace_learn.engines.sampling import Sampling
+from ace_learn.evaluate.loading import load_policy
 from ace_learn.evaluate.metrics import LatencyModel
-from ace_learn.exit.policy import ExitPolicy
 from ace_learn.heads.export import load_head
 from ace_learn.labels.records import TraceRecord, read_records
 from ace_learn.models.target import Target
@@ -67,12 +67,10 @@ def engine_with_head(
         ValueError: The head belongs to another target, or the folder holds no policy.
     """
     loaded = load_head(head_folder, expect=target.identity)
-    if not (head_folder / "policy.json").is_file():
-        raise ValueError(f"{head_folder} holds no policy.json; run python -m ace_learn.calibrate on it first")
     return HFEngine(
         target,
         sampling=sampling,
-        policy=ExitPolicy.from_json(read_fields(head_folder / "policy.json").data),
+        policy=load_policy(head_folder),
         signaller=HeadSignaller(loaded.head, loaded.spec, target.device),
         aux_layers=loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
         drafter=NgramDrafter() if draft_tokens else None,

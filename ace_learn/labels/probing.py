@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ace_learn.contracts import JSON
 from ace_learn.engines.capture import CapturedRows, CaptureRows
 from ace_learn.engines.hf import Branch, HFEngine, Rollouts
 from ace_learn.engines.requests import Output, Request
@@ -105,11 +104,7 @@ def _record(
     no_think: Output,
     end_length: int,
 ) -> TraceRecord:
-    contract, gold = problem.example.contract, problem.example.gold
-
-    def correct(answer: JSON) -> bool:
-        return gold is not None and contract.equal(answer, gold)
-
+    contract, gold, correct = problem.example.contract, problem.example.gold, problem.example.correct
     matches = [contract.equal(probe.answer, full.answer) for probe in probes]
     best = minimal_boundary(matches)
     return TraceRecord(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, Features, List, Value
 
 from ace_learn.contracts import JSON
@@ -84,7 +86,7 @@ FEATURES = Features(
 def write_records(path: Path, records: Sequence[TraceRecord]) -> None:
     """Writes records as one parquet file."""
     columns = {field.name: [getattr(record, field.name) for record in records] for field in fields(TraceRecord)}
-    Dataset.from_dict(columns, features=FEATURES).to_parquet(path)
+    pq.write_table(Dataset.from_dict(columns, features=FEATURES).data.table, path)
 
 
 def read_records(path: Path) -> list[TraceRecord]:
@@ -93,9 +95,6 @@ def read_records(path: Path) -> list[TraceRecord]:
     Raises:
         ValueError: The file is no parquet file of traces.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return [TraceRecord(**row) for row in pq.read_table(path).to_pylist()]
     except (pa.ArrowInvalid, TypeError) as error:

@@ -20,8 +20,10 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache) -> None:
         """Belongs to a cache, which knows the rows and positions of the current step."""
-        super().__init__()
         self.cache = cache
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates on the first update, when heads, head size and dtype are known."""
@@ -94,11 +96,13 @@ class SlotCache(Cache):
         slots = torch.arange(longest, device=positions.device)
         return slots <= positions[:, None, :, None]
 
+    @torch.inference_mode()
     def swap(self, a: int, b: int) -> None:
         """Exchanges two rows."""
         for layer in self.slot_layers:
             layer.swap(a, b)
 
+    @torch.inference_mode()
     def fork(self, rows: Int[Tensor, " n"], length: int) -> SlotCache:
         """A new cache whose row i is a copy of the first `length` positions of `rows[i]`."""
         fork = SlotCache(len(self.slot_layers), len(rows), length)

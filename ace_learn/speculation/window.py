@@ -37,7 +37,8 @@ class FinishLimits:
         if self.max_new_tokens < 1 or self.context_room < 1 or self.min_tokens < 0:
             raise ValueError(
                 "need max_new_tokens >= 1, room for at least one token and min_tokens >= 0, not "
-                f"{self.max_new_tokens}, {self.context_room} and {self.min_tokens}; shorten the prompt or raise the limit"
+                f"{self.max_new_tokens}, {self.context_room} and {self.min_tokens}; "
+                "shorten the prompt or raise the limit"
             )
 
 

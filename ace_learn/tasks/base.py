@@ -3,7 +3,7 @@
 import contextlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
 
@@ -29,6 +29,16 @@ class Example:
     """What counts as an answer."""
     gold: JSON
     """The right answer in the contract's terms; None where it is not known."""
+    verifier: Callable[[JSON], bool] | None = None
+    """The source's own scoring of an answer in the contract's terms; None: equality with gold."""
+
+    def correct(self, answer: JSON) -> bool:
+        """Whether an answer is right; an absent one is not, and without gold and verifier none is."""
+        if answer is None:
+            return False
+        if self.verifier is not None:
+            return self.verifier(answer)
+        return self.gold is not None and self.contract.equal(answer, self.gold)
 
 
 @runtime_checkable

@@ -3,11 +3,19 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import cast
 
 from ace_learn.contracts import JSON, Contract
-from ace_learn.reasoner.problems import FAMILIES, Family, contract_spec, generate_problems
+from ace_learn.reasoner.problems import (
+    FAMILIES,
+    LETTERS,
+    Family,
+    Problem,
+    contract_spec,
+    generate_problems,
+    score,
+)
 from ace_learn.tasks.base import Example, distinct, interleave, read_gold, user_message
 
 _ENDLESS = sys.maxsize
@@ -37,14 +45,26 @@ class ReasonerTask:
 
 
 def _stream(family: Family, seed: int) -> Iterator[Example]:
-    for problem in generate_problems(family, _ENDLESS, seed):
-        contract = _contract(json.dumps(contract_spec(problem)))
-        yield Example(
-            family=family,
-            messages=user_message(problem.prompt),
-            contract=contract,
-            gold=read_gold(contract, cast("JSON", problem.gold), where=f"reasoner, family {family}"),
-        )
+    return map(problem_example, generate_problems(family, _ENDLESS, seed))
+
+
+def problem_example(problem: Problem) -> Example:
+    """A problem as a task's example; the answers of `legs` are scored by reasoning-gym's own verifier."""
+    contract = _contract(json.dumps(contract_spec(problem)))
+    return Example(
+        family=problem.family,
+        messages=user_message(problem.prompt),
+        contract=contract,
+        gold=read_gold(contract, cast("JSON", problem.gold), where=f"reasoner, family {problem.family}"),
+        verifier=partial(_verify, problem) if problem.family == "legs" else None,
+    )
+
+
+def _verify(problem: Problem, answer: JSON) -> bool:
+    if problem.options is not None:
+        return score(problem, problem.options[LETTERS.index(str(answer))])
+    value = answer["answer"] if isinstance(answer, dict) else answer
+    return isinstance(value, int | float | str) and score(problem, int(value))
 
 
 @cache

@@ -2,13 +2,15 @@
 
 import difflib
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import reasoning_gym
-from reasoning_gym.factory import DATASETS
+from reasoning_gym.factory import DATASETS, ProceduralDataset
 
-from ace_learn.contracts import Contract
+from ace_learn.contracts import JSON, Contract
 from ace_learn.tasks.base import Example, distinct, read_gold, user_message
 from ace_learn.tasks.json_object import JsonObject
 
@@ -63,4 +65,10 @@ class ReasoningGymTask:
                 messages=user_message(f"{prompt}\n\n{self._contract.instruction()}" if self._instruct else prompt),
                 contract=self._contract,
                 gold=read_gold(self._contract, entry["answer"], where=f"reasoning-gym:{self.name}, item {index}"),
+                verifier=partial(_verify, dataset, entry),
             )
+
+
+def _verify(dataset: ProceduralDataset, entry: dict[str, object], answer: JSON) -> bool:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return float(dataset.score_answer(text, entry)) == 1.0

@@ -46,9 +46,7 @@ def requests(count, contract=None, **options):
 
 def reasoner_requests(target, count):
     examples = list(build_task(TaskConfig(name="reasoner")).examples(count, seed=11))
-    rendered = [
-        render_prompt(target.tokenizer, e.messages, thinking=True, markers=target.markers) for e in examples
-    ]
+    rendered = [render_prompt(target.tokenizer, e.messages, thinking=True, markers=target.markers) for e in examples]
     return [
         Request(key=i, prompt_ids=tuple(ids), contract=e.contract, max_new_tokens=400, max_answer_tokens=40)
         for i, (ids, e) in enumerate(zip(rendered, examples, strict=True))
