@@ -63,13 +63,12 @@ def _marker_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, multi_token: b
     if not multi_token:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has no think marker {text!r}. Name the model's own markers with "
-            "--think.start and --think.end, or, if it writes them as plain text, set --think.multi_token=true."
+            "--target.think.start and --target.think.end, or, if it writes them as plain text, set "
+            "--target.think.multi_token true."
         )
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
     if not ids:
-        raise ValueError(
-            f"the think marker {text!r} encodes to no tokens; name another one with --think.start/--think.end"
-        )
+        raise ValueError(f"the think marker {text!r} encodes to no tokens; name another one with --target.think")
     return ids
 
 

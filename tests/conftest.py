@@ -37,10 +37,9 @@ def _skip(items, reason):
 @pytest.fixture(scope="session")
 def reasoner_target():
     """The embedded reasoner in float32."""
-    from ace_learn.models.target import TargetConfig, load_target
-    from ace_learn.reasoner import weights_path
+    from ace_learn.models.target import EMBEDDED, TargetConfig, load_target
 
-    return load_target(TargetConfig(model=str(weights_path()), dtype="float32", device="cpu"))
+    return load_target(TargetConfig(model=EMBEDDED, dtype="float32", device="cpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def test_prompt_that_leaves_the_block_open():
 
 def test_tokenizer_without_markers_is_refused_with_a_remedy():
     tokenizer = tiny_tokenizer()
-    with pytest.raises(ValueError, match=r"no think marker '<reason>'.*--think.start"):
+    with pytest.raises(ValueError, match=r"no think marker '<reason>'.*--target.think.start"):
         ThinkMarkers.from_tokenizer(tokenizer, start="<reason>")
     many = ThinkMarkers.from_tokenizer(tokenizer, start="so", end="sum", multi_token=True)
     assert many.start == tuple(tokenizer.encode("so"))

@@ -12,9 +12,10 @@ from ace_learn.artifacts.atomic import (
 )
 from ace_learn.artifacts.dump import dump_config
 from ace_learn.artifacts.hashing import sha256_file, sha256_folder, sha256_json
-from ace_learn.artifacts.json_types import JSON, JsonFields, read_fields, read_json
+from ace_learn.artifacts.json_fields import JsonFields, read_fields, read_json
 from ace_learn.artifacts.lock import writer_lock
 from ace_learn.artifacts.provenance import GitState, ProvenanceRecorder, git_state
+from ace_learn.json_type import JSON
 
 __all__ = [
     "JSON",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ace_learn.artifacts.json_types import JSON
+from ace_learn.json_type import JSON
 
 _MARK = ".tmp-"
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ace_learn.artifacts.atomic import is_temporary
-from ace_learn.artifacts.json_types import JSON
+from ace_learn.json_type import JSON
 
 #: What may differ between two runs that made the same artifact.
 VOLATILE = frozenset({"provenance.json", "logs", "checkpoints"})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ace_learn.artifacts.atomic import write_json
 from ace_learn.artifacts.hashing import sha256_file, sha256_folder
-from ace_learn.artifacts.json_types import JSON
+from ace_learn.json_type import JSON
 
 PACKAGES = (
     "ace-learn",

@@ -105,11 +105,10 @@ def build_config(config: DemoConfig) -> BuildConfig:
     """The demo's build stage."""
     from ace_learn.engines.sampling import Sampling
     from ace_learn.labels.build import BuildConfig
-    from ace_learn.models.target import TargetConfig
-    from ace_learn.reasoner import weights_path
+    from ace_learn.models.target import EMBEDDED, TargetConfig
 
     return BuildConfig(
-        target=TargetConfig(model=str(weights_path()), dtype="float32", device="cpu"),
+        target=TargetConfig(model=EMBEDDED, dtype="float32", device="cpu"),
         output=config.output / "dataset",
         splits={
             "train": config.train,

@@ -18,11 +18,11 @@ from ace_learn.contracts.choice import Choice
 from ace_learn.contracts.committer import Commit, Committer
 from ace_learn.contracts.integer import Integer
 from ace_learn.contracts.json_schema import JsonSchema
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.kinds import KINDS
 from ace_learn.contracts.label import Label
 from ace_learn.contracts.stream import TokenCommit, TokenStream
 from ace_learn.contracts.tag import Tag
+from ace_learn.json_type import JSON
 
 __all__ = [
     "JSON",

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from ace_learn.contracts.committer import Commit, Committer, Markers
 from ace_learn.contracts.fields import Fields
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 Scope: TypeAlias = Literal["answer", "anywhere"]
 

@@ -15,8 +15,8 @@ from ace_learn.contracts.boxes import MAX_BOX, is_echo, read_box, unclosed
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.cues import BOX_TRIGGERS, LOOKBACK, denied
 from ace_learn.contracts.fields import Fields
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 _SPACING = re.compile(r"\\[!,;: ]|\s|~|\\(?:left|right)(?![A-Za-z])")
 _FRACTION = re.compile(r"\\[dt]frac(?![A-Za-z])")

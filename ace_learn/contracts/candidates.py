@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 from ace_learn.contracts.boxes import read_box
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.cues import Cues, Trigger
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 
 @runtime_checkable

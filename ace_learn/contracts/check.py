@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ace_learn.contracts.base import Contract, json_equal
 from ace_learn.contracts.committer import Commit
-from ace_learn.contracts.json_type import JSON
+from ace_learn.json_type import JSON
 
 CHUNK_SIZES = (1, 2, 3, 7)
 

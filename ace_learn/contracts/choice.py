@@ -13,9 +13,9 @@ from ace_learn.contracts.cues import LOOKBACK, Cues, Trigger, check_cues
 from ace_learn.contracts.dress import read_closers, read_dress
 from ace_learn.contracts.fields import Fields
 from ace_learn.contracts.follow import option_stands
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.options import Options, check_options
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 DEFAULT_CUES = ("answer", "answer is", "correct option is", "correct choice is")
 """A single word needs ":" or "is" behind it ("correct answer is" is the cue "answer")."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 
 class Commit(NamedTuple):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Self
 
-from ace_learn.contracts.json_type import JSON
+from ace_learn.json_type import JSON
 
 
 class Fields:

@@ -25,8 +25,8 @@ from ace_learn.contracts.dress import (
 )
 from ace_learn.contracts.fields import Fields
 from ace_learn.contracts.follow import number_stands
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 MAX_DIGITS = 4_300
 """More digits are no answer; it is also where Python's own conversion stops."""

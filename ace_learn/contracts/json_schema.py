@@ -20,8 +20,8 @@ from ace_learn.contracts.base import Contract, common_fields, json_equal
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.fields import Fields
 from ace_learn.contracts.json_text import MAX_CHARS, MAX_DEPTH, parse, read_candidate
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import json
 import math
 import re
 
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 MAX_CHARS = 1_048_576
 MAX_DEPTH = 64

@@ -12,9 +12,9 @@ from ace_learn.contracts.choice import option_behind_cue
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.cues import LOOKBACK, Cues, Trigger, check_cues
 from ace_learn.contracts.fields import Fields
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.options import Options, check_options
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 DEFAULT_CUES = ("label", "class", "category", "sentiment", "answer")
 """Each needs ":" or "is" behind it."""

@@ -11,8 +11,8 @@ from ace_learn.contracts.base import Contract, common_fields
 from ace_learn.contracts.boxes import is_echo
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.fields import Fields
-from ace_learn.contracts.json_type import JSON
 from ace_learn.contracts.source import Source, Step
+from ace_learn.json_type import JSON
 
 MAX_CONTENT = 65_536
 """Longest content in characters."""

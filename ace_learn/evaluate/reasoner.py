@@ -17,9 +17,9 @@ from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.bootstrap import Bootstrap, percentile_interval
 from ace_learn.labels.probing import Problem, label_batch
 from ace_learn.labels.records import TraceRecord
-from ace_learn.models.target import Target, TargetConfig, load_target
+from ace_learn.models.target import EMBEDDED, Target, TargetConfig, load_target
 from ace_learn.reasoner import Problem as ReasonerProblem
-from ace_learn.reasoner import generate_problems, weights_path
+from ace_learn.reasoner import generate_problems
 from ace_learn.reasoner.problems import FAMILIES
 from ace_learn.tasks.chat import render_prompt
 from ace_learn.tasks.reasoner import problem_example
@@ -32,8 +32,8 @@ _MAX_NEW_TOKENS, _MAX_ANSWER_TOKENS = 480, 48
 class ReasonerEvaluation:
     """Measures a reasoner on problems that it was not trained on."""
 
-    model: str | None = None
-    """Folder of the reasoner; None: the one in the package."""
+    model: str = EMBEDDED
+    """Folder of the reasoner."""
     problems: int = 1000
     """Problems, in equal shares of the families."""
     temperature: float = 1.0
@@ -63,7 +63,7 @@ def evaluate_reasoner(config: ReasonerEvaluation) -> dict[str, JSON]:
     Raises:
         ValueError: The model cannot be loaded.
     """
-    target = load_target(TargetConfig(model=config.model or str(weights_path()), dtype="float32", device="cpu"))
+    target = load_target(TargetConfig(model=config.model, dtype="float32", device="cpu"))
     problems = _problems(config.problems, config.seed)
     sampled = solve(target, problems, Sampling(temperature=config.temperature, seed=config.seed), config.batch_size)
     greedy = solve(target, problems[: config.greedy_problems], Sampling(temperature=0.0), config.batch_size)

@@ -18,9 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ace_learn.models.attention import GROUPED_ATTENTION
 from ace_learn.models.cache import SlotCache
 from ace_learn.models.identity import TargetIdentity
+from ace_learn.reasoner import weights_path
 from ace_learn.thinking import BoundaryTables, ThinkMarkers
 
 _SAMPLES_PER_WEIGHT = 64
+
+EMBEDDED = "ace_learn/reasoner"
+"""Model name of the embedded reasoner."""
 
 _OutputHook = Callable[[nn.Module, tuple[Tensor, ...], "Tensor | tuple[Tensor, ...]"], None]
 
@@ -42,7 +46,7 @@ class TargetConfig:
     """Which model is the target, and how to load it."""
 
     model: str
-    """Folder or hub id of a causal language model."""
+    """Folder or hub id of a causal language model; `ace_learn/reasoner` is the one in this package."""
     dtype: str = "auto"
     """`auto` (as saved), `float32`, `bfloat16` or `float16`."""
     device: str = "auto"
@@ -220,15 +224,16 @@ def load_target(config: TargetConfig) -> Target:
     device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"unknown dtype {config.dtype!r}; known: auto, float32, bfloat16, float16")
-    if Path(config.model).exists() and not (Path(config.model) / "config.json").is_file():
-        raise ValueError(f"{config.model} holds no config.json; name a folder saved by transformers, or a hub id")
+    source = str(weights_path()) if config.model == EMBEDDED else config.model
+    if Path(source).exists() and not (Path(source) / "config.json").is_file():
+        raise ValueError(f"{source} holds no config.json; name a folder saved by transformers, or a hub id")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision)
         markers = ThinkMarkers.from_tokenizer(
             tokenizer, start=config.think.start, end=config.think.end, multi_token=config.think.multi_token
         )
         model = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=config.dtype, revision=config.revision, device_map={"": device}
+            source, dtype=config.dtype, revision=config.revision, device_map={"": device}
         )
     except OSError as error:
         raise ValueError(

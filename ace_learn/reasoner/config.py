@@ -16,7 +16,7 @@ class ReasonerTrainingConfig:
     """Folder for checkpoints and the training log."""
     seed: int = 0
     """Seeds the weights and the stream of traces."""
-    steps: int = 3000
+    steps: int = 3500
     """Optimizer steps."""
     batch_size: int = 32
     """Traces per step."""

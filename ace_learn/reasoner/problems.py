@@ -39,8 +39,10 @@ class Update:
     left: Operand
     op: Literal["+", "-", "*"]
     right: Operand
-    label: str = ""
-    """Text put before the equation, such as the colour of a box."""
+    left_name: str = ""
+    """The name written before the left operand, such as the colour of a box; likewise the next two."""
+    right_name: str = ""
+    result_name: str = ""
 
     def operands(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Return both operands as numbers."""
@@ -62,6 +64,9 @@ class Step:
 
     updates: tuple[Update, ...]
     label: str = ""
+    """Text before the equations."""
+    label_once: bool = False
+    """Leave the label away when the step is checked or redone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +95,8 @@ class Problem:
         """The question, the options of a multiple choice, and how to answer."""
         parts = [self.question]
         if self.options is not None:
-            offers = zip(LETTERS, self.options, strict=True)
-            parts.append("Options: " + ", ".join(f"{letter}) {value}" for letter, value in offers) + ".")
+            offers = zip(self.options, LETTERS, strict=True)
+            parts.append("Options: " + ", ".join(f"{value} ({letter})" for value, letter in offers) + ".")
         return " ".join([*parts, _INSTRUCTIONS[self.answer_format]])
 
     def option_of(self, value: int) -> str | None:
@@ -222,19 +227,19 @@ def _draft_boxes(rng: random.Random) -> _Draft:
     names = rng.sample(COLOURS, rng.choice((2, 3, 3)))
     start = {name: rng.randint(5, 60) for name in names}
     values, told, steps = dict(start), [], []
-    for _ in range(rng.choice((2, 3, 3, 4))):
+    for number in range(1, 1 + rng.choice((2, 3, 3))):
         source = rng.choice([name for name in names if values[name] >= 3])
         goal = rng.choice([name for name in names if name != source])
         count = rng.randint(2, min(40, values[source]))
-        told.append(rng.choice((f"{count} go from {source} to {goal}", f"{goal} gets {count} from {source}")))
-        taken = Update(target=source, left=source, op="-", right=count, label=f"{source} ")
-        given = Update(target=goal, left=goal, op="+", right=count, label=f"{goal} ")
-        steps.append(Step(updates=(taken, given)))
+        told.append(f"{number}) {count} from {source} to {goal}")
+        taken = Update(target=source, left=source, op="-", right=count, left_name=source, result_name=source)
+        given = Update(target=goal, left=goal, op="+", right=count, left_name=goal, result_name=goal)
+        steps.append(Step(updates=(taken, given), label=f"{number}) "))
         values[source] -= count
         values[goal] += count
     query = _box_query(values, rng)
     holds = ", ".join(f"{name} {count}" for name, count in start.items())
-    question = f"Boxes of balls: {holds}. {'; '.join(told)}. {query.text}"
+    question = f"Boxes of balls: {holds}. Moves: {', '.join(told)}. {query.text}"
     if query.last is None:
         return _Draft(question=question, value=values[query.asked], start=start, steps=tuple(steps), asked=query.asked)
     steps.append(Step(updates=(query.last,)))
@@ -265,10 +270,10 @@ def _box_query(values: Mapping[str, int], rng: random.Random) -> _BoxQuery:
     kind = rng.choice(("one", "difference", "total"))
     if kind == "difference" and values[one] != values[two]:
         big, small = (one, two) if values[one] > values[two] else (two, one)
-        last = Update(target=RESULT, left=big, op="-", right=small, label=f"{big} - {small}: ")
+        last = Update(target=RESULT, left=big, op="-", right=small, left_name=big, right_name=small)
         return _BoxQuery(f"How many more are in {big} than in {small}?", last)
     if kind == "total" and len(values) > 2:
-        last = Update(target=RESULT, left=one, op="+", right=two, label=f"{one} + {two}: ")
+        last = Update(target=RESULT, left=one, op="+", right=two, left_name=one, right_name=two)
         return _BoxQuery(f"How many are in {one} and {two}?", last)
     return _BoxQuery(f"How many are in {one}?", None, one)
 
@@ -292,7 +297,7 @@ def _draft_legs(rng: random.Random) -> _Draft:
         updates = [Update(target=target, left=count, op="*", right=ANIMALS[name])]
         if steps:
             updates.append(Update(target=RESULT, left=RESULT, op="+", right=name))
-        steps.append(Step(updates=tuple(updates), label=f"{count} {name}{'s' if count > 1 else ''}: "))
+        steps.append(Step(updates=tuple(updates), label=f"{count} {name}{'s' if count > 1 else ''}: ", label_once=True))
     return _Draft(
         question=question[0].upper() + question[1:],
         value=int(entry["answer"]),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ace_learn.reasoner.problems import Family, Problem, Step, Update
+from ace_learn.reasoner.problems import RESULT, Family, Problem, Step, Update
 
 Mode = Literal["full", "unchecked", "direct"]
 """`full`: checked thought. `unchecked`: closed right after the stated answer. `direct`: no thought at all."""
@@ -41,12 +41,11 @@ class Style:
 
 STYLES: Mapping[Family, Style] = {
     "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=190),
-    "boxes": Style(slip=0.08, notice=0.96, plan=0.6, passes=(1, 2, 2, 2, 3), max_tokens=200),
-    "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3), max_tokens=200),
+    "boxes": Style(slip=0.08, notice=0.96, plan=1.0, passes=(1, 2, 2, 3, 3), max_tokens=235),
+    "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3, 3), max_tokens=225),
 }
 
 _CHECKS = ("Let me check.", "Let me verify that.", "I check each step.", "Check it again.", "Once more.")
-_AGREE = ("Yes.", "Right.", "Good.")
 _TAILS = (
     "I checked it twice.",
     "Let me know if you want the steps.",
@@ -138,23 +137,16 @@ class _Thought:
                     results = slipped
                     self.slips += 1
             self.results.append(results)
-            self.paragraphs.append(step.label + _write_step(step, values, results))
+            self.paragraphs.append(_write_step(step, values, results, first=True))
 
     def conclude(self) -> None:
         """State the answer, and which option it is."""
-        value, problem = self.value, self.problem
         wrong, self.wrong = self.wrong, None
-        text = f"So the answer is {value}"
-        if wrong is not None and wrong != value:
+        asked = "" if self.problem.asked == RESULT else f"Now {self.problem.asked} {self.value}. "
+        text = f"{asked}So the answer is {self._stated()}"
+        if wrong is not None and wrong != self.value:
             text += f", not {wrong}"
-        letter = problem.option_of(value)
-        if problem.options is None:
-            text += "."
-        elif letter is None:
-            text += f". {value} is none of the options."
-        else:
-            text += f". {value} is option {letter}."
-        self.paragraphs.append(text)
+        self.paragraphs.append(text + ".")
 
     def check_repeatedly(self) -> None:
         """Write checking passes: a full one first, then others that no longer change what is right."""
@@ -171,7 +163,6 @@ class _Thought:
     def _check_forward(self) -> None:
         """Derive every step again; redo the rest where one was wrong."""
         self.paragraphs.append(self.rng.choice(_CHECKS))
-        agree = self.rng.choice(_AGREE)
         wrong = self.value
         repaired = False
         for index, step in enumerate(self.problem.steps):
@@ -181,7 +172,7 @@ class _Thought:
                 self.results[index] = truth
                 self.paragraphs.append(_write_step(step, values, truth))
             elif truth == believed or not (self.lost or self.rng.random() < self.style.notice):
-                self.paragraphs.append(f"{_write_step(step, values, believed)} {agree}")
+                self.paragraphs.append(f"{_write_step(step, values, believed)} Yes.")
             else:
                 repaired = True
                 self.results[index] = truth
@@ -190,9 +181,7 @@ class _Thought:
             self.wrong = wrong
             self.conclude()
             return
-        letter = self.problem.option_of(wrong)
-        ending = "" if letter is None else f", option {letter}"
-        self.paragraphs.append(f"So {wrong} is right{ending}.")
+        self.paragraphs.append(f"So {self._stated()} is right.")
 
     def _write_repair(self, index: int, truth: tuple[int, ...], believed: tuple[int, ...]) -> str:
         step = self.problem.steps[index]
@@ -211,9 +200,13 @@ class _Thought:
         """Confirm a right answer in a way of the family's own."""
         text = _OTHER_CHECKS[self.problem.family](self.problem, self._values(len(self.results)), self.results)
         self.paragraphs.extend(text)
-        letter = self.problem.option_of(self.value)
-        ending = "" if letter is None else f", option {letter}"
-        self.paragraphs.append(f"So it is {self.value}{ending}.")
+        self.paragraphs.append(f"So it is {self._stated()}.")
+
+    def _stated(self) -> str:
+        """The believed answer, followed by its option in a multiple choice."""
+        if self.problem.options is None:
+            return str(self.value)
+        return f"{self.value} ({self.problem.option_of(self.value) or 'none'})"
 
     def _is_right(self) -> bool:
         return all(
@@ -272,13 +265,16 @@ def _true_results(step: Step, values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(results)
 
 
-def _write_step(step: Step, values: Mapping[str, int], results: tuple[int, ...]) -> str:
+def _write_step(step: Step, values: Mapping[str, int], results: tuple[int, ...], *, first: bool = False) -> str:
+    """Write a step's equations; what is spelled out the `first` time only stays away later."""
     known, lines = dict(values), []
     for update, result in zip(step.updates, results, strict=True):
         left, right = update.operands(known)
-        lines.append(f"{update.label}{left} {update.op} {right} = {result}")
+        names = [f"{name} " if name else "" for name in (update.left_name, update.right_name, update.result_name)]
+        lines.append(f"{names[0]}{left} {update.op} {names[1]}{right} = {names[2]}{result}")
         known[update.target] = result
-    return f"{', '.join(lines)}."
+    label = step.label if first or not step.label_once else ""
+    return f"{label}{', '.join(lines)}."
 
 
 def _plan(problem: Problem) -> str:

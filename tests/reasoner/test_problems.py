@@ -9,21 +9,13 @@ COUNT = 60
 
 def solve_boxes(question: str) -> int:
     """An independent solver that reads nothing but the question."""
-    boxes = {name: int(count) for name, count in re.findall(r"([a-z]+) (\d+)[,.]", question.split(":")[1])}
-    for move in question.split(". ")[1].split("; "):
-        if found := re.fullmatch(r"(\d+) go from (\w+) to (\w+)", move):
-            count, source, goal = found.groups()
-        else:
-            found = re.fullmatch(r"(\w+) gets (\d+) from (\w+)", move)
-            assert found is not None
-            goal, count, source = found.groups()
+    start, moves, asked = re.fullmatch(r"Boxes of balls: (.*)\. Moves: (.*)\. (How many.*)", question).groups()
+    boxes = {name: int(count) for name, count in re.findall(r"([a-z]+) (\d+)", start)}
+    for count, source, goal in re.findall(r"\d\) (\d+) from (\w+) to (\w+)", moves):
         boxes[source] -= int(count)
         boxes[goal] += int(count)
-    asked = re.findall(r"\w+", question.split(". ")[2])
-    held = [boxes[word] for word in asked if word in boxes]
-    if "more" in asked:
-        return held[0] - held[1]
-    return sum(held)
+    held = [boxes[word] for word in re.findall(r"\w+", asked) if word in boxes]
+    return held[0] - held[1] if "more" in asked else sum(held)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,7 +84,7 @@ def test_prompts_ask_for_their_format():
         assert problem.question in problem.prompt
         assert asks[problem.answer_format] in problem.prompt
         if problem.options is not None:
-            assert f"C) {problem.options[2]}" in problem.prompt
+            assert f"{problem.options[2]} (C)" in problem.prompt
 
 
 def test_contract_specs():

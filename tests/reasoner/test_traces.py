@@ -8,7 +8,7 @@ from ace_learn.reasoner import FAMILIES, Problem, Trace, compose_trace, generate
 from ace_learn.reasoner.traces import STYLES
 
 COUNT = 200
-EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
+EQUATION = re.compile(r"(\d+) ([-+*]) (?:[a-z]+ )?(\d+) = (?:[a-z]+ )?(\d+)")
 
 
 def traces(family, mode="full", count=COUNT) -> list[tuple[Problem, Trace]]:
@@ -92,7 +92,7 @@ def test_thoughts_go_on_after_the_answer(family):
 def test_choices_name_the_option_in_the_thought():
     for problem, trace in traces("chain"):
         if problem.options is not None:
-            named = re.findall(r"option ([A-D])\.", trace.think)[-1]
+            named = re.findall(r"\(([A-D])\)", trace.think)[-1]
             assert named == problem.option_of(trace.stated)
 
 
@@ -100,6 +100,9 @@ def test_unchecked_thoughts_close_right_after_the_answer():
     for problem, trace in traces("chain", "unchecked"):
         if problem.options is None:
             assert trace.think.rstrip().split("\n\n")[-1] == f"So the answer is {trace.stated}."
+        elif trace.first_stated in problem.options:
+            letter = problem.option_of(trace.stated)
+            assert trace.think.endswith(f"So the answer is {trace.stated} ({letter}).\n\n")
 
 
 def test_direct_answers_have_no_thought():

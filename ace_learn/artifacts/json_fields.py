@@ -1,14 +1,10 @@
-"""The JSON type, and a reader that turns a JSON object into typed fields with readable errors."""
+"""A reader that turns a JSON object into typed fields with readable errors."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    JSON: TypeAlias = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
-else:
-    JSON = object  # beartype, which checks annotations under pytest, cannot follow a recursive alias
+from ace_learn.json_type import JSON
 
 
 @dataclass(frozen=True, kw_only=True)

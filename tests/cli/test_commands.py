@@ -1,0 +1,186 @@
+"""The commands as a user types them: a foreign model through the whole pipeline, and bad input at each stage."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ace_learn.cli import build, calibrate, run, train
+from ace_learn.cli import reasoner as reasoner_command
+from tests.helpers.targets import OPENED_BY_MODEL, OPENED_IN_PROMPT, save_tiny, tiny_model, tiny_tokenizer
+
+
+def recipe_in(folder, architecture="llama", template=OPENED_IN_PROMPT):
+    """A build recipe for a model and a tokenizer that are not ours."""
+    folder.mkdir(exist_ok=True)
+    save_tiny(folder / "model", architecture, template)
+    rows = [{"prompt": f"the sum is {i % 10}{i // 10 % 10}{i // 100}?", "gold": str(7 + i % 3)} for i in range(200)]
+    (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = folder / "build.yaml"
+    recipe.write_text(
+        f"""
+target: {{model: {folder / "model"}, device: cpu}}
+task: {{name: table, path: {folder / "table.jsonl"}, gold_column: gold, instruct: false, contract: {{kind: boxed}}}}
+output: {folder / "dataset"}
+splits: {{train: 90, validation: 40, calibration: 40, test: 20}}
+max_new_tokens: 200
+max_answer_tokens: 30
+batch_size: 95
+shard_size: 95
+"""
+    )
+    return recipe
+
+
+def pipeline(folder, recipe):
+    build.main([str(recipe)])
+    train.main(
+        ["--dataset", str(folder / "dataset"), "--output", str(folder / "head"), "--max_epochs", "2",
+         "--trainer.accelerator", "cpu", "--trainer.progress_bar", "false"]
+    )  # fmt: skip
+    calibrate.main(
+        ["--dataset", str(folder / "dataset"), "--head", str(folder / "head"), "--output", str(folder / "policy"),
+         "--risk.alpha", "0.5"]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Folder with a finished pipeline of a tiny random Llama."""
+    folder = tmp_path_factory.mktemp("pipeline") / "llama"
+    pipeline(folder, recipe_in(folder))
+    return folder
+
+
+def refused(main, argv, capsys):
+    """Exit status and message of a command that must refuse its input."""
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    return stopped.value.code, capsys.readouterr().err
+
+
+def head_flags(folder, dataset, output):
+    return ["--dataset", str(dataset), "--head", str(folder / "head"), "--output", str(output)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "template"), [("llama", OPENED_IN_PROMPT), ("qwen2", OPENED_BY_MODEL)])
+def test_a_foreign_model_goes_through_the_same_commands(architecture, template, tmp_path, capsys):
+    recipe = recipe_in(tmp_path, architecture, template)
+    pipeline(tmp_path, recipe)
+    policy = json.loads((tmp_path / "policy" / "policy.json").read_text())
+    assert policy["predicate"] in ("score", "never")
+    run.main(
+        ["--target.model", str(tmp_path / "model"), "--target.device", "cpu", "--head", str(tmp_path / "policy"),
+         "--task.name", "table", "--task.path", str(tmp_path / "table.jsonl"), "--task.instruct", "false",
+         "--task.contract", "{kind: boxed}", "--problems", "6", "--max_new_tokens", "100", "--draft_tokens", "2",
+         "--output", str(tmp_path / "out.jsonl")]
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert all(line["finish_reason"] in ("stop", "contract", "length") for line in lines)
+    assert "6 problems" in capsys.readouterr().out
+
+
+def test_a_prompt_is_shown_live(llama, capsys):
+    run.main(
+        ["--target.model", str(llama / "model"), "--target.device", "cpu", "--head", str(llama / "policy"),
+         "--prompt", "the sum?", "--contract", "{kind: boxed}", "--max_new_tokens", "150"]
+    )  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "thinking ended" in shown
+    assert "answer:" in shown
+
+
+def test_unknown_recipe_key(llama, tmp_path, capsys):
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text((llama / "build.yaml").read_text() + "bath_size: 3\n")
+    code, message = refused(build.main, [str(recipe)], capsys)
+    assert code == 2
+    assert "bath_size" in message
+
+
+def test_head_for_another_target(llama, tmp_path, capsys):
+    tiny_model("llama", seed=9).save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    argv = ["--target.model", str(tmp_path / "other"), "--target.device", "cpu", "--head", str(llama / "policy")]
+    code, message = refused(run.main, [*argv, "--prompt", "sum"], capsys)
+    assert code == 2
+    assert "was trained for the target" in message
+    assert str(llama / "model") in message
+
+
+def test_head_without_a_policy(llama, capsys):
+    argv = ["--target.model", str(llama / "model"), "--target.device", "cpu", "--head", str(llama / "head")]
+    code, message = refused(run.main, [*argv, "--prompt", "sum"], capsys)
+    assert code == 2
+    assert "ace_learn.calibrate" in message
+
+
+def test_empty_data_set(llama, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    argv = [str(llama / "build.yaml"), "--task.path", str(tmp_path / "empty.jsonl"), "--output", str(tmp_path / "out")]
+    code, message = refused(build.main, argv, capsys)
+    assert code == 2
+    assert "empty" in message
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_contract_that_never_commits(llama, tmp_path, capsys):
+    schema = '{kind: json, schema: {type: object, required: ["answer"]}}'
+    argv = [str(llama / "build.yaml"), "--task.contract", schema, "--output", str(tmp_path / "out")]
+    code, message = refused(build.main, [*argv, "--task.gold_column", "null"], capsys)
+    assert code == 2
+    assert "never committed an answer" in message
+    assert list((tmp_path / "out" / "shards").iterdir()) == []
+
+
+def test_tokenizer_without_think_markers(llama, tmp_path, capsys):
+    argv = [str(llama / "build.yaml"), "--target.think.end", "</reason>", "--output", str(tmp_path / "out")]
+    code, message = refused(build.main, argv, capsys)
+    assert code == 2
+    assert "no think marker '</reason>'" in message
+    assert "--target.think" in message
+
+
+def test_corrupted_feature_shard(llama, tmp_path, capsys):
+    shutil.copytree(llama / "dataset", tmp_path / "dataset")
+    path = tmp_path / "dataset" / "shards" / "00001" / "features.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    argv = ["--dataset", str(tmp_path / "dataset"), "--output", str(tmp_path / "head"), "--trainer.accelerator", "cpu"]
+    code, message = refused(train.main, argv, capsys)
+    assert code == 2
+    assert "00001" in message
+    assert "build" in message
+    assert not (tmp_path / "head" / "config.json").exists()
+    code, message = refused(calibrate.main, head_flags(llama, tmp_path / "dataset", tmp_path / "policy"), capsys)
+    assert code == 2
+    assert "00001" in message
+    assert not (tmp_path / "policy").exists()
+
+
+_FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails with an OSError, as on a full disk
+from ace_learn.cli import build
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+build.main(sys.argv[1:])
+"""
+
+
+def test_full_disk(llama, tmp_path):
+    argv = [sys.executable, "-c", _FULL_DISK, str(llama / "build.yaml"), "--output", str(tmp_path / "out")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 2, done.stderr
+    assert "error:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "out" / "shards").iterdir()) == []
+
+
+def test_reasoner_command_line(capsys):
+    code, message = refused(reasoner_command.main, ["evaluat"], capsys)
+    assert code == 2
+    assert "{train,evaluate}" in message
