@@ -65,36 +65,21 @@ def run(config: RunConfig) -> None:
     Raises:
         ValueError: The head belongs to another target, or the recipe is contradictory.
     """
+    from ace_learn.engines.loading import build_engine
     from ace_learn.models.target import load_target
 
     target = load_target(config.target)
-    engine = _engine(config, target)
+    engine = build_engine(
+        target,
+        head=config.head,
+        sampling=config.sampling,
+        batch_size=config.batch_size,
+        draft_tokens=config.draft_tokens,
+    )
     if config.prompt is None:
         _run_task(config, engine)
     else:
         _show_prompt(config, engine, config.prompt)
-
-
-def _engine(config: RunConfig, target: Target) -> HFEngine:
-    from ace_learn.engines.hf import HFEngine
-    from ace_learn.evaluate.live import engine_with_head
-    from ace_learn.speculation.drafters import NgramDrafter
-
-    if config.head is not None:
-        return engine_with_head(
-            target,
-            config.head,
-            sampling=config.sampling,
-            batch_size=config.batch_size,
-            draft_tokens=config.draft_tokens,
-        )
-    return HFEngine(
-        target,
-        sampling=config.sampling,
-        drafter=NgramDrafter() if config.draft_tokens else None,
-        num_draft_tokens=config.draft_tokens,
-        batch_size=config.batch_size,
-    )
 
 
 def _request(

@@ -5,13 +5,14 @@ Plain PyTorch on any causal language model of transformers, batched, with and wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ace_learn.contracts import Contract
 from ace_learn.engines.batch import DecodeBatch, Decoding, TokenListener
 from ace_learn.engines.capture import Capture, CapturedRows, CaptureRows
 from ace_learn.engines.live import LiveRequest
@@ -21,8 +22,11 @@ from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.tracker import ExitTracker, Hidden, Signaller
 from ace_learn.features.spec import FeatureSpec
 from ace_learn.heads.head import SignalHead
+from ace_learn.json_type import JSON
 from ace_learn.models.target import Target
 from ace_learn.speculation.drafters import Drafter
+from ace_learn.tasks import render_prompt
+from ace_learn.tasks.base import user_message
 
 
 class HeadSignaller:
@@ -101,6 +105,37 @@ class HFEngine:
         self.batch_size = batch_size
         self.forward_tokens = 0
         """Tokens run through the target so far."""
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        contract: Mapping[str, JSON] | None = None,
+        key: int = 0,
+        max_new_tokens: int = 4096,
+        listener: TokenListener | None = None,
+    ) -> Output:
+        """Answers one user message.
+
+        Args:
+            prompt: The message.
+            contract: Spec of the output contract, such as {"kind": "integer"}; it ends the request at the answer.
+            key: Names the noise; another key gives another sample.
+            max_new_tokens: Cap on the output.
+            listener: Sees the tokens as they come.
+
+        Raises:
+            ValueError: The contract is malformed, or the tokenizer has no chat template.
+        """
+        target = self.target
+        ids = render_prompt(target.tokenizer, user_message(prompt), thinking=True, markers=target.markers)
+        request = Request(
+            key=key,
+            prompt_ids=tuple(ids),
+            contract=None if contract is None else Contract.from_spec(contract),
+            max_new_tokens=max_new_tokens,
+        )
+        return self.generate([request], listener=listener)[0]
 
     def generate(self, requests: Sequence[Request], *, listener: TokenListener | None = None) -> list[Output]:
         """Decodes all requests, in batches; outputs are in the order of the requests."""

@@ -13,15 +13,13 @@ from tqdm import tqdm
 
 from ace_learn.artifacts import JSON, read_fields
 from ace_learn.contracts import Contract
-from ace_learn.engines.hf import HeadSignaller, HFEngine
+from ace_learn.engines.hf import HFEngine
+from ace_learn.engines.loading import build_engine
 from ace_learn.engines.requests import Output, Request
 from ace_learn.engines.sampling import Sampling
-from ace_learn.evaluate.loading import load_policy
 from ace_learn.evaluate.metrics import LatencyModel
-from ace_learn.heads.export import load_head
 from ace_learn.labels.records import TraceRecord, read_records
 from ace_learn.models.target import Target
-from ace_learn.speculation.drafters import NgramDrafter
 
 _LATENCY_PROBLEMS = 24
 
@@ -56,27 +54,6 @@ def load_records(dataset: Path, split: str) -> Iterator[TraceRecord]:
         for record in read_records(shard / "traces.parquet"):
             if record.split == split and not record.excluded:
                 yield record
-
-
-def engine_with_head(
-    target: Target, head_folder: Path, *, sampling: Sampling, batch_size: int, draft_tokens: int = 0
-) -> HFEngine:
-    """An engine that exits by the policy of a calibrated head folder.
-
-    Raises:
-        ValueError: The head belongs to another target, or the folder holds no policy.
-    """
-    loaded = load_head(head_folder, expect=target.identity)
-    return HFEngine(
-        target,
-        sampling=sampling,
-        policy=load_policy(head_folder),
-        signaller=HeadSignaller(loaded.head, loaded.spec, target.device),
-        aux_layers=loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
-        drafter=NgramDrafter() if draft_tokens else None,
-        num_draft_tokens=draft_tokens,
-        batch_size=batch_size,
-    )
 
 
 def expected_tokens(record: TraceRecord, exit_index: int, think_end: Sequence[int]) -> tuple[int, ...]:
@@ -126,13 +103,14 @@ def live_run(
 
 
 def _engines(target: Target, head_folder: Path, sampling: Sampling, config: LiveConfig) -> dict[str, HFEngine]:
-    size = config.batch_size
-    learned = engine_with_head(target, head_folder, sampling=sampling, batch_size=size)
-    engines = {"full": HFEngine(target, sampling=sampling, batch_size=size), "learned": learned}
-    if config.draft_tokens:
-        engines["learned_ngram"] = engine_with_head(
-            target, head_folder, sampling=sampling, batch_size=size, draft_tokens=config.draft_tokens
+    def engine(head: Path | None, draft_tokens: int) -> HFEngine:
+        return build_engine(
+            target, head=head, sampling=sampling, batch_size=config.batch_size, draft_tokens=draft_tokens
         )
+
+    engines = {"full": engine(None, 0), "learned": engine(head_folder, 0)}
+    if config.draft_tokens:
+        engines["learned_ngram"] = engine(head_folder, config.draft_tokens)
     return engines
 
 

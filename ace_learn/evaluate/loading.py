@@ -7,14 +7,13 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from ace_learn.artifacts import read_fields
 from ace_learn.evaluate.bootstrap import Bootstrap
 from ace_learn.evaluate.compare import Evaluation, Splits, compare_methods
 from ace_learn.evaluate.learned import Risk, Scope, policy_exits
 from ace_learn.evaluate.metrics import LatencyModel
 from ace_learn.evaluate.signals import SignalReader, smoothed_signals
 from ace_learn.evaluate.traces import load_traces
-from ace_learn.exit.policy import ExitPolicy
+from ace_learn.exit.policy import load_policy
 from ace_learn.features import FeatureStore
 from ace_learn.heads.export import load_head
 from ace_learn.models.identity import TargetIdentity
@@ -46,18 +45,6 @@ def open_head(dataset: Path, head_folder: Path) -> OpenedHead:
         sampling=store.dataset.fields("sampling").data,
     )
     return OpenedHead(SignalReader(store, loaded.head, loaded.spec.sources), scope)
-
-
-def load_policy(head_folder: Path) -> ExitPolicy:
-    """Read the policy of a calibrated head folder.
-
-    Raises:
-        ValueError: the folder holds no policy, or a damaged one.
-    """
-    path = head_folder / "policy.json"
-    if not path.is_file():
-        raise ValueError(f"{head_folder} holds no policy.json: run `python -m ace_learn.calibrate` first")
-    return ExitPolicy.from_json(read_fields(path).data)
 
 
 def replay_exits(dataset: Path, head_folder: Path, split: str) -> Int[ndarray, " n"]:

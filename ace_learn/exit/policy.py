@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ace_learn.contracts import JSON
+from ace_learn.artifacts import read_fields
+from ace_learn.json_type import JSON
 
 SIGNALS = ("confidence", "progress", "remaining", "consistency")
 """Column order of every signal tensor; units: probability, share in [0, 1], tokens, probability."""
@@ -163,6 +165,18 @@ class ExitPolicy:
             )
         except (TypeError, KeyError) as error:
             raise ValueError(f"not an exit policy: {error}") from error
+
+
+def load_policy(head_folder: Path) -> ExitPolicy:
+    """Reads the policy of a calibrated head folder.
+
+    Raises:
+        ValueError: The folder holds no policy, or a damaged one.
+    """
+    path = head_folder / "policy.json"
+    if not path.is_file():
+        raise ValueError(f"{head_folder} holds no policy.json: run `python -m ace_learn.calibrate` first")
+    return ExitPolicy.from_json(read_fields(path).data)
 
 
 def smooth(signals: Float[Tensor, "*batch P S"], ewma: float) -> Float[Tensor, "*batch P S"]:

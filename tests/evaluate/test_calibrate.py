@@ -9,9 +9,9 @@ from ace_learn.evaluate.bootstrap import Bootstrap
 from ace_learn.evaluate.calibrate import CalibrateConfig, run_calibration
 from ace_learn.evaluate.calibration import Certificate
 from ace_learn.evaluate.learned import PolicyFamily, Risk
-from ace_learn.evaluate.loading import evaluate_policy, load_policy, replay_exits
+from ace_learn.evaluate.loading import evaluate_policy, replay_exits
 from ace_learn.evaluate.metrics import LatencyModel
-from ace_learn.exit.policy import ExitPolicy
+from ace_learn.exit.policy import ExitPolicy, load_policy
 from ace_learn.heads.export import load_head
 from tests.evaluate.synthetic import IDENTITY, World, write_dataset, write_identity_head
 
