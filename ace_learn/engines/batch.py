@@ -23,7 +23,7 @@ from ace_learn.exit.policy import SIGNALS
 from ace_learn.exit.tracker import ExitTracker, Hidden, Rows, Verdict
 from ace_learn.models.cache import SlotCache, entropy_of
 from ace_learn.models.target import RowOutputs, Target
-from ace_learn.speculation.acceptance import standard
+from ace_learn.speculation.acceptance import emit, standard
 from ace_learn.speculation.drafters import Drafter
 from ace_learn.speculation.noise import Stream, gumbel, uniform
 
@@ -76,9 +76,12 @@ class DecodeBatch:
         """Decodes every request to its end; `num_cached[i]` positions of request i stand in the cache already."""
         self._started = time.perf_counter()
         if self.decoding.tracker is not None:
-            in_think = torch.tensor([live.in_think for live in self.lives], device=self.device)
-            slots = torch.arange(len(self.lives), device=self.device)
-            self.decoding.tracker.admit(slots, self._prompt_lengths, in_think)
+            self.decoding.tracker.admit(
+                torch.arange(len(self.lives), device=self.device),
+                self._prompt_lengths,
+                in_think=torch.tensor([live.thinking for live in self.lives], device=self.device),
+                armed=torch.tensor([live.request.thinking for live in self.lives], device=self.device),
+            )
         self._prefill(num_cached or [0] * len(self.lives))
         while self.num_active:
             self._step()
@@ -108,7 +111,7 @@ class DecodeBatch:
         )
         self.forward_tokens += sum(map(len, feeds))
         none = torch.zeros(len(self.lives), 0, dtype=torch.long, device=self.device)
-        self._accept(outputs, lengths - 1, none, [[] for _ in self.lives], None)
+        self._accept(outputs, outputs.logits.log_softmax(-1), lengths - 1, none, [[] for _ in self.lives], None)
 
     def _step(self) -> None:
         lives = self._active()
@@ -126,7 +129,9 @@ class DecodeBatch:
             tokens, positions, self.cache, longest=longest, aux_layers=decoding.aux_layers
         )
         self.forward_tokens += len(lives) + sum(map(len, drafts))
-        self._accept(outputs, base, tokens[:, 1:], drafts, self._observe(outputs, tokens, positions))
+        logprobs = outputs.logits.log_softmax(-1)
+        verdict = self._observe(outputs, logprobs, tokens, positions)
+        self._accept(outputs, logprobs, base, tokens[:, 1:], drafts, verdict)
 
     def _draft(self, live: LiveRequest) -> list[int]:
         room = min(self.decoding.num_draft_tokens, live.room - 1)
@@ -135,11 +140,14 @@ class DecodeBatch:
         return self.decoding.drafter.propose(live.ids, room)
 
     def _observe(
-        self, outputs: RowOutputs, tokens: Int[Tensor, "B R"], positions: Int[Tensor, "B R"]
+        self,
+        outputs: RowOutputs,
+        logprobs: Float[Tensor, "B R V"],
+        tokens: Int[Tensor, "B R"],
+        positions: Int[Tensor, "B R"],
     ) -> Verdict | None:
         if self.decoding.tracker is None:
             return None
-        logprobs = outputs.logits.log_softmax(-1)
         slots = torch.tensor(self.order[: self.num_active], device=self.device)
         of_drafts = logprobs[:, :-1].gather(-1, tokens[:, 1:, None]).squeeze(-1)
         rows = Rows(
@@ -154,6 +162,7 @@ class DecodeBatch:
     def _accept(
         self,
         outputs: RowOutputs,
+        logprobs: Float[Tensor, "B R V"],
         base: Int[Tensor, " B"],
         drafted: Int[Tensor, "B K"],
         drafts: list[list[int]],
@@ -164,24 +173,22 @@ class DecodeBatch:
         num_drafted = torch.tensor([len(draft) for draft in drafts], device=self.device)
         target = self._forced(decoding.sampling.probabilities(outputs.logits), lives, verdict)
         keys = self._keys[self.order[: self.num_active]]
-        drawn = base[:, None] + 1 + torch.arange(drafted.shape[1] + 1, device=self.device)
-        seed, vocab = decoding.sampling.seed, target.shape[-1]
-        accepted = standard(
-            target=target,
-            drafted=drafted,
-            num_drafted=num_drafted,
-            draft=None,
-            accept_noise=uniform(seed=seed, request=keys, position=drawn[:, :-1], stream=Stream.ACCEPT, size=1)[..., 0],
-            token_noise=gumbel(seed=seed, request=keys, position=drawn, size=vocab),
+        drawn = base[:, None] + 1 + torch.arange(drafted.shape[1], device=self.device)
+        seed = decoding.sampling.seed
+        accept_noise = uniform(seed=seed, request=keys, position=drawn, stream=Stream.ACCEPT, size=1)[..., 0]
+        verified = standard(
+            target=target, drafted=drafted, num_drafted=num_drafted, draft=None, accept_noise=accept_noise
         )
-        logprobs = outputs.logits.log_softmax(-1).gather(-1, accepted.tokens[..., None]).squeeze(-1)
+        num_accepted = verified.num_accepted
+        last = (base + 1 + num_accepted)[:, None]
+        noise = gumbel(seed=seed, request=keys, position=last, size=target.shape[-1])[:, 0]
+        tokens = emit(verified, drafted, noise)
+        chosen = logprobs.gather(-1, tokens[..., None]).squeeze(-1)
         row = torch.arange(len(lives), device=self.device)
-        self.last_logprob[: self.num_active] = logprobs[row, accepted.num_accepted]
+        self.last_logprob[: self.num_active] = chosen[row, num_accepted]
         if verdict is not None and decoding.capture is not None:
-            self._capture(outputs, base, accepted.num_accepted, verdict)
-        self._commit(
-            lives, drafts, accepted.tokens.tolist(), accepted.num_accepted.tolist(), logprobs.tolist(), verdict
-        )
+            self._capture(outputs, base, num_accepted, verdict)
+        self._commit(lives, drafts, tokens.tolist(), num_accepted.tolist(), chosen.tolist(), verdict)
 
     def _forced(
         self, target: Float[Tensor, "B R V"], lives: list[LiveRequest], verdict: Verdict | None

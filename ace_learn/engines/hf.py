@@ -184,8 +184,7 @@ class HFEngine:
         cached = [len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)]
         slots = torch.tensor([rollouts.batch.slot_of(branch.request) for branch in branches], device=self.target.device)
         cache = rollouts.batch.cache.fork(slots, max(cached))
-        decoding = Decoding(target=self.target, sampling=self.sampling)
-        batch = DecodeBatch(decoding, lives, cache)
+        batch = DecodeBatch(Decoding(target=self.target, sampling=self.sampling), lives, cache)
         self._run(batch, cached)
         return [live.output() for live in lives]
 
@@ -196,6 +195,13 @@ class HFEngine:
     def _decoding(
         self, num_slots: int, *, capture: Capture | None = None, listener: TokenListener | None = None
     ) -> Decoding:
+        if self.policy.predicate == "never" and capture is None and listener is None:
+            return Decoding(
+                target=self.target,
+                sampling=self.sampling,
+                drafter=self.drafter,
+                num_draft_tokens=self.num_draft_tokens,
+            )
         tracker = ExitTracker(
             markers=self.target.markers,
             tables=self.target.tables,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,10 +78,12 @@ class LiveRequest:
         """Tokens that must come next."""
         self.think_start: int | None = None
         self.think_end: int | None = None
-        self.answer_start: int | None = 0
-        if request.thinking:
-            self.answer_start = None
-            self.think_start = 0 if opens_think(self.ids, target.markers) else None
+        self.thinking = opens_think(self.ids, target.markers)
+        """Whether the next token is thought, in the first think span or in a reopened one."""
+        self.answer_start: int | None = None if self.thinking else 0
+        """Output tokens before the answer; None in the first think span."""
+        if self.thinking:
+            self.think_start = 0
         self.stats = SpeculationStats()
         self.exit: ExitRecord | None = None
         self.finish: Finish | None = None
@@ -90,6 +93,9 @@ class LiveRequest:
         self._stopper = self._stream(StopStrings(request.stop)) if request.stop else None
         self._commit: Ending | None = None
         self._stop: Ending | None = None
+        self._answer: list[int] = []
+        self._answer_lengths: list[int] = []
+        """Tokens outside the thinking, and the output length at each."""
         self._prefix_length = len(prefix)
         self._append(prefix)
 
@@ -105,11 +111,6 @@ class LiveRequest:
     def output_ids(self) -> list[int]:
         """Output tokens so far."""
         return self.ids[len(self.request.prompt_ids) :]
-
-    @property
-    def in_think(self) -> bool:
-        """Whether the next token is thought."""
-        return self.think_start is not None and self.think_end is None
 
     @property
     def room(self) -> int:
@@ -140,32 +141,36 @@ class LiveRequest:
     def _append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.ids.append(token)
+            was_thinking = self.thinking
             self._follow_think()
-            if self.answer_start is None or self.length <= self.answer_start or token in self.limits.stop_ids:
+            if was_thinking or self.thinking or token in self.limits.stop_ids:
                 continue
+            self._answer.append(token)
+            self._answer_lengths.append(self.length)
             if self._committer is not None and self._commit is None:
                 self._commit = self._ending(self._committer.push([token]))
             if self._stopper is not None and self._stop is None:
                 self._stop = self._ending(self._stopper.push([token]))
 
     def _ending(self, found: TokenCommit | None) -> Ending | None:
-        if found is None:
-            return None
-        assert self.answer_start is not None
-        return Ending(self.answer_start + found.num_tokens, found.commit)
+        return None if found is None else Ending(self._answer_lengths[found.num_tokens - 1], found.commit)
 
     def _follow_think(self) -> None:
+        """Keeps track of the think spans; `think_start` and `think_end` are those of the first."""
         start, end = self.target.markers
-        if self.think_start is None and self.answer_start is None and tuple(self.ids[-len(start) :]) == start:
-            self.think_start = self.length
-        elif self.in_think and tuple(self.ids[-len(end) :]) == end:
-            self.think_end = self.length - len(end)
-            self.answer_start = self.length
+        if not self.thinking and tuple(self.ids[-len(start) :]) == start:
+            self.thinking = True
+            if self.think_start is None:
+                self.think_start, self.answer_start = self.length, None
+        elif self.thinking and tuple(self.ids[-len(end) :]) == end:
+            self.thinking = False
+            if self.think_end is None:
+                self.think_end, self.answer_start = self.length - len(end), self.length
 
     def _end_of_text_in_think(self, window: Sequence[int]) -> list[int]:
         """Cuts a window at a stop token that is thought, and schedules the think end in its place."""
         end = self.target.markers.end
-        thinking = self.in_think
+        thinking = self.thinking
         for i, token in enumerate(window):
             thinking = (thinking or token == self.target.markers.start[-1]) and token != end[-1]
             if thinking and token in self.limits.stop_ids:
@@ -180,7 +185,7 @@ class LiveRequest:
 
     def _settle(self, finish: Finish) -> None:
         """Cuts the request at its end; a contract may settle only now, where the text ended by itself."""
-        if self._commit is None and self._committer is not None and self.answer_start is not None:
+        if self._commit is None and self._committer is not None:
             self._commit = self._ending(self._committer.close(truncated=finish.reason != "stop"))
             if self._commit is not None:
                 finish = Finish(min(finish.length, self._commit.length), "contract")
@@ -191,13 +196,11 @@ class LiveRequest:
         del self.logprobs[max(0, finish.length - self._prefix_length) :]
 
     def _answer_text(self) -> str:
-        if self.answer_start is None or self.finish is None:
-            return ""
-        ids = [i for i in self.output_ids[self.answer_start :] if i not in self.limits.stop_ids]
-        text = self.target.decode(ids)
+        assert self.finish is not None
+        text = self.target.decode(self._answer[: bisect_right(self._answer_lengths, self.finish.length)])
         if self.finish.reason == "contract" and self._commit is not None:
             return text[: self._commit.commit.end]
-        if self._stop is not None and self.finish.length == self._stop.length:
+        if self._stop is not None and self.finish == Finish(self._stop.length, "stop"):
             return text[: self._stop.commit.end - len(str(self._stop.commit.answer))]
         return text
 

@@ -18,14 +18,14 @@ class Request:
     contract: Contract | None = None
     """Ends the request where its answer is complete."""
     thinking: bool = True
-    """Off: the prompt has thinking disabled, and all output is answer."""
+    """Off: the prompt has thinking disabled, and no exit is forced whatever the model opens."""
     max_new_tokens: int = 4096
     max_answer_tokens: int | None = None
     """Cap on the tokens behind the think end."""
     min_tokens: int = 0
     """Stop tokens among the first `min_tokens` tokens do not end the request."""
     stop: tuple[str, ...] = ()
-    """Stop strings, looked for in the answer; the text before the earliest is kept."""
+    """Stop strings, looked for outside the thinking; the text before the earliest is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Output:
     answer: JSON
     """The contract's answer; None without one."""
     answer_text: str
-    """Text behind the think end, cut at the commit or the stop string."""
+    """Text outside the thinking, cut at the commit or before the stop string."""
     exit: ExitRecord | None
     """None where thinking ended by itself."""
     stats: SpeculationStats

@@ -158,13 +158,14 @@ def decide(
     Fires at a boundary of a think span that is long enough, when the predicate has held for `patience` consecutive
     boundaries, once per request. Behind a firing the following tokens of a longer think end are forced one by one.
     """
-    thought = (span.in_think > 0) & (span.tokens > 0)  # the think start itself is not thought
+    opens = (span.in_think > 0) & (span.tokens == 0)  # the think start itself is not thought; each block starts anew
+    thought = (span.in_think > 0) & ~opens
     closes = thought & (span.closed > 0)
     update = closes if policy.smooth_over == "boundaries" else thought
-    seen = decision.seen > 0
+    seen = (decision.seen > 0) & ~opens
     average = torch.where(seen[:, None], ewma_step(decision.smoothed, signals, policy.ewma), signals)
     smoothed = torch.where(update[:, None], average, decision.smoothed)
-    held = torch.where(closes, (decision.held + 1) * policy.holds(smoothed), decision.held)
+    held = torch.where(closes, (decision.held + 1) * policy.holds(smoothed), decision.held * ~opens)
     fires = closes & (decision.forcing == 0) & (held >= policy.patience) & (span.tokens >= policy.min_thinking_tokens)
     continues = (decision.forcing > 0) & (decision.forcing < end_length)
     forcing = decision.forcing + (fires | continues)

@@ -105,13 +105,26 @@ class ExitTracker:
         self.ring = torch.zeros(num_slots, window, SPAN_SIZE + DECISION_SIZE, device=device)
         self.held_position = torch.full((num_slots, window), -1, dtype=torch.long, device=device)
 
-    def admit(self, slots: Int[Tensor, " B"], prompt_length: Int[Tensor, " B"], in_think: Bool[Tensor, " B"]) -> None:
-        """Clears slots for new requests; `in_think` where the prompt leaves a think block open."""
+    def admit(
+        self,
+        slots: Int[Tensor, " B"],
+        prompt_length: Int[Tensor, " B"],
+        *,
+        in_think: Bool[Tensor, " B"],
+        armed: Bool[Tensor, " B"],
+    ) -> None:
+        """Clears slots for new requests.
+
+        Args:
+            slots: Which slots.
+            prompt_length: Tokens of each prompt.
+            in_think: Whether the prompt leaves a think block open.
+            armed: Whether the rule may fire at all.
+        """
         initial = in_think.float()
+        decision = Decision.initial(initial)._replace(forcing=torch.where(armed, 0.0, float(len(self.end))))
         self.held_position[slots] = -1
-        self._store(
-            slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), Decision.initial(initial).pack()), -1)
-        )
+        self._store(slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), decision.pack()), -1))
 
     def observe(self, slots: Int[Tensor, " B"], rows: Rows) -> Verdict:
         """Follows the rows of one step and says which next tokens are forced.

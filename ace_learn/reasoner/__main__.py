@@ -1,19 +1,6 @@
-"""`python -m ace_learn.reasoner train --config training/reasoner.yaml`."""
+"""Makes or measures the embedded reasoner: `python -m ace_learn.reasoner {train,evaluate} --help`."""
 
-from jsonargparse import auto_cli
-
-from ace_learn.reasoner.config import ReasonerTrainingConfig
-from ace_learn.reasoner.training import train_reasoner
-
-
-def train(config: ReasonerTrainingConfig) -> None:
-    """Train the embedded reasoner, or go on with a run that was cut short, and export its weights.
-
-    Args:
-        config: The training run.
-    """
-    print(train_reasoner(config))
-
+from ace_learn.cli.reasoner import main
 
 if __name__ == "__main__":
-    auto_cli({"train": train})
+    main()

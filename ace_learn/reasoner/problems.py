@@ -21,7 +21,8 @@ LETTERS = ("A", "B", "C", "D")
 RESULT = "result"
 """The name of the number that programs compute, unless the question asks for a named one."""
 
-MAX_CHAIN_VALUE = 199
+MAX_VALUE = 99
+"""Chains and boxes never hold more."""
 COLOURS = ("red", "blue", "green", "white", "black", "pink")
 _JSON_SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 _INSTRUCTIONS: Mapping[AnswerFormat, str] = {
@@ -179,8 +180,12 @@ def score(problem: Problem, value: int) -> bool:
 
 
 def _draw_options(value: int, rng: random.Random) -> tuple[int, ...]:
-    near = [value + delta for delta in (-20, -10, -3, -2, -1, 1, 2, 3, 10, 20) if value + delta >= 0]
-    options = [value, *rng.sample(near, 3)]
+    """Draw four values near the answer, no two with the same last digit."""
+    options = [value]
+    while len(options) < len(LETTERS):
+        other = value + rng.choice((-12, -11, -9, -3, -2, -2, -1, -1, 1, 1, 2, 2, 3, 9, 11, 12))
+        if other >= 0 and other % 10 not in {option % 10 for option in options}:
+            options.append(other)
     rng.shuffle(options)
     return tuple(options)
 
@@ -205,10 +210,10 @@ def _chain_story(start: int, moves: list[int], rng: random.Random) -> str:
 
 
 def _draft_chain(rng: random.Random) -> _Draft:
-    start = value = rng.randint(10, MAX_CHAIN_VALUE)
+    start = value = rng.randint(10, MAX_VALUE)
     moves: list[int] = []
     for _ in range(rng.choice((3, 4, 4, 5, 5, 6))):
-        up, down = min(99, MAX_CHAIN_VALUE - value), min(99, value)
+        up, down = MAX_VALUE - value, value
         rise = rng.random() < 0.5
         if (up if rise else down) < 3:
             rise = not rise
@@ -225,12 +230,13 @@ def _draft_chain(rng: random.Random) -> _Draft:
 
 def _draft_boxes(rng: random.Random) -> _Draft:
     names = rng.sample(COLOURS, rng.choice((2, 3, 3)))
-    start = {name: rng.randint(5, 60) for name in names}
+    start = {name: rng.randint(5, 50) for name in names}
     values, told, steps = dict(start), [], []
     for number in range(1, 1 + rng.choice((2, 3, 3))):
-        source = rng.choice([name for name in names if values[name] >= 3])
-        goal = rng.choice([name for name in names if name != source])
-        count = rng.randint(2, min(40, values[source]))
+        source, goal = rng.choice(
+            [(a, b) for a in names for b in names if a != b and values[a] > 2 and values[b] < MAX_VALUE - 2]
+        )
+        count = rng.randint(2, min(40, values[source], MAX_VALUE - values[goal]))
         told.append(f"{number}) {count} from {source} to {goal}")
         taken = Update(target=source, left=source, op="-", right=count, left_name=source, result_name=source)
         given = Update(target=goal, left=goal, op="+", right=count, left_name=goal, result_name=goal)

@@ -41,11 +41,11 @@ class Style:
 
 STYLES: Mapping[Family, Style] = {
     "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=190),
-    "boxes": Style(slip=0.08, notice=0.96, plan=1.0, passes=(1, 2, 2, 3, 3), max_tokens=235),
-    "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3, 3), max_tokens=225),
+    "boxes": Style(slip=0.08, notice=0.96, plan=1.0, passes=(1, 2, 2, 3, 3), max_tokens=215),
+    "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3, 3), max_tokens=215),
 }
 
-_CHECKS = ("Let me check.", "Let me verify that.", "I check each step.", "Check it again.", "Once more.")
+_CHECKS = ("Let me check.", "Let me verify that.", "I check each step.", "Check it again.")
 _TAILS = (
     "I checked it twice.",
     "Let me know if you want the steps.",
@@ -155,8 +155,8 @@ class _Thought:
             too_long = done > 0 and self._length() + round_length > self.style.max_tokens
             if not self.lost and (done >= planned or too_long):
                 return
-            if done > 0 and self.rng.random() < 0.5 and self._is_right():
-                self._check_otherwise()
+            if done > 0 and self.rng.random() < 0.85 and self._is_right():
+                self._confirm()
             else:
                 self._check_forward()
 
@@ -172,7 +172,7 @@ class _Thought:
                 self.results[index] = truth
                 self.paragraphs.append(_write_step(step, values, truth))
             elif truth == believed or not (self.lost or self.rng.random() < self.style.notice):
-                self.paragraphs.append(f"{_write_step(step, values, believed)} Yes.")
+                self.paragraphs.append(f"{_write_step(step, values, believed, earlier=believed)} Yes.")
             else:
                 repaired = True
                 self.results[index] = truth
@@ -185,7 +185,7 @@ class _Thought:
 
     def _write_repair(self, index: int, truth: tuple[int, ...], believed: tuple[int, ...]) -> str:
         step = self.problem.steps[index]
-        line = _write_step(step, self._values(index), truth)
+        line = _write_step(step, self._values(index), truth, earlier=believed)
         place = next(at for at, pair in enumerate(zip(truth, believed, strict=True)) if pair[0] != pair[1])
         text = f"{line} Wait, it is {truth[place]}, not {believed[place]}."
         if index + 1 == len(self.problem.steps):
@@ -196,10 +196,15 @@ class _Thought:
             return f"{text} I go on from {state}."
         return f"{text} I go on from {values[self.problem.asked]}."
 
-    def _check_otherwise(self) -> None:
-        """Confirm a right answer in a way of the family's own."""
-        text = _OTHER_CHECKS[self.problem.family](self.problem, self._values(len(self.results)), self.results)
-        self.paragraphs.extend(text)
+    def _confirm(self) -> None:
+        """Confirm a right answer: derive it once more, or in a way of the family's own."""
+        if self.rng.random() < 0.5:
+            steps = enumerate(zip(self.problem.steps, self.results, strict=True))
+            lines = [_write_step(step, self._values(index), results) for index, (step, results) in steps]
+            self.paragraphs.extend(["Once more.", *lines])
+        else:
+            check = _OTHER_CHECKS[self.problem.family]
+            self.paragraphs.extend(check(self.problem, self._values(len(self.results)), self.results))
         self.paragraphs.append(f"So it is {self._stated()}.")
 
     def _stated(self) -> str:
@@ -265,13 +270,24 @@ def _true_results(step: Step, values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(results)
 
 
-def _write_step(step: Step, values: Mapping[str, int], results: tuple[int, ...], *, first: bool = False) -> str:
-    """Write a step's equations; what is spelled out the `first` time only stays away later."""
+def _write_step(
+    step: Step,
+    values: Mapping[str, int],
+    results: tuple[int, ...],
+    *,
+    first: bool = False,
+    earlier: tuple[int, ...] | None = None,
+) -> str:
+    """Write a step's equations, with the `earlier` results recalled beside the new ones.
+
+    What is spelled out the `first` time only stays away later.
+    """
     known, lines = dict(values), []
-    for update, result in zip(step.updates, results, strict=True):
+    for index, (update, result) in enumerate(zip(step.updates, results, strict=True)):
         left, right = update.operands(known)
         names = [f"{name} " if name else "" for name in (update.left_name, update.right_name, update.result_name)]
-        lines.append(f"{names[0]}{left} {update.op} {names[1]}{right} = {names[2]}{result}")
+        recalled = "" if earlier is None else f", had {earlier[index]}"
+        lines.append(f"{names[0]}{left} {update.op} {names[1]}{right} = {names[2]}{result}{recalled}")
         known[update.target] = result
     label = step.label if first or not step.label_once else ""
     return f"{label}{', '.join(lines)}."

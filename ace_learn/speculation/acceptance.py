@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-class Accepted(NamedTuple):
-    """What a verify step emits."""
+class Verified(NamedTuple):
+    """Outcome of a verify step before its last token is drawn."""
 
-    tokens: Int[Tensor, "B R"]
-    """Accepted drafts, then one token of the target's; columns from `num_accepted + 1` on are meaningless."""
     num_accepted: Int[Tensor, " B"]
     """Drafts accepted, 0..K."""
+    final: Float[Tensor, "B V"]
+    """Weights (not normalised) of the token behind the accepted drafts."""
 
 
 def standard(
@@ -25,8 +25,7 @@ def standard(
     num_drafted: Int[Tensor, " B"],
     draft: Float[Tensor, "B K V"] | None,
     accept_noise: Float[Tensor, "B K"],
-    token_noise: Float[Tensor, "B R V"],
-) -> Accepted:
+) -> Verified:
     """Lossless acceptance: a draft n is accepted if u < q_n / p_n; on rejection norm(max(0, q - p)) is sampled.
 
     Args:
@@ -35,7 +34,6 @@ def standard(
         num_drafted: Drafts of each request, 0..K; the columns behind are ignored.
         draft: Draft probabilities p, or None for a deterministic drafter (p is one-hot on the draft).
         accept_noise: Uniform draws u.
-        token_noise: Gumbel draws that pick the final token.
     """
     batch, width = drafted.shape
     q_n = target[:, :width].gather(-1, drafted[..., None]).squeeze(-1)
@@ -52,6 +50,13 @@ def standard(
         one_hot = torch.zeros_like(final).scatter(-1, drafted[row, column, None], 1.0)
         residual = (final - (one_hot if draft is None else draft[row, column])).clamp_min(0.0)
         final = torch.where((rejected & (residual.sum(-1) > 0))[:, None], residual, final)
-    last = (final.log() + token_noise[row, num_accepted]).argmax(dim=-1)
-    tokens = torch.cat((drafted, last[:, None]), dim=1)
-    return Accepted(tokens.scatter(1, num_accepted[:, None], last[:, None]), num_accepted)
+    return Verified(num_accepted, final)
+
+
+def emit(verified: Verified, drafted: Int[Tensor, "B K"], noise: Float[Tensor, "B V"]) -> Int[Tensor, "B R"]:
+    """The window of each request: its accepted drafts, then one token drawn by Gumbel noise.
+
+    Columns from `num_accepted + 1` on are meaningless.
+    """
+    last = (verified.final.log() + noise).argmax(dim=-1, keepdim=True)
+    return torch.cat((drafted, last), dim=1).scatter(1, verified.num_accepted[:, None], last)

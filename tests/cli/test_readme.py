@@ -16,7 +16,9 @@ from ace_learn.labels.build import BuildConfig
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = {"build": BuildConfig, "train": TrainConfig, "calibrate": CalibrateConfig, "run": RunConfig}
-COMMANDS = re.findall(r"^    python -m ace_learn\.(\w+) (\w+/\S+\.yaml.*?)(?:\s*#.*)?$", PAGES[0].read_text(), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^    python -m ace_learn\.(\w+) (\w+/\S+\.yaml.*?)(?:\s*#.*)?$", PAGES[0].read_text(), re.MULTILINE
+)
 
 
 def test_the_four_commands_are_shown():

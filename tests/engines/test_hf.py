@@ -237,6 +237,19 @@ def test_no_think_requests_answer_at_once():
     assert output.exit is None
 
 
+def test_a_model_that_does_not_think_still_meets_its_contract():
+    """Text before any think start is answer; the contract ends the request there."""
+    target = tiny_target("llama", template=OPENED_BY_MODEL)
+    contract = Contract.from_spec({"kind": "boxed"})
+    asked = [Request(key=i, prompt_ids=(2, 9, 9), contract=contract, max_new_tokens=200) for i in range(64)]
+    outputs = engine(target, exits=False, sampling=Sampling(seed=8)).generate(asked)
+    unthought = [o for o in outputs if o.think_start is None and o.finish_reason == "contract"]
+    assert unthought
+    assert all(o.answer in "789" and o.answer_text.endswith("}") for o in unthought)
+    later = [o for o in outputs if o.think_start and o.finish_reason == "contract"]
+    assert any(o.think_start > 1 and "<think>" not in o.answer_text for o in later)
+
+
 def test_bad_requests_and_engines_are_refused():
     target = tiny_target()
     with pytest.raises(ValueError, match="empty prompt"):

@@ -78,6 +78,11 @@ class FromHidden:
         return hidden.last.expand(*hidden.last.shape[:2], 4)
 
 
+def admit(tracker, *, in_think, armed=True):
+    flags = {"in_think": torch.tensor([in_think]), "armed": torch.tensor([armed])}
+    tracker.admit(torch.tensor([1]), torch.tensor([1]), **flags)
+
+
 def tracker_for(policy, window=24):
     tracker = ExitTracker(
         markers=ThinkMarkers(START, END),
@@ -88,7 +93,7 @@ def tracker_for(policy, window=24):
         window=window,
         device=torch.device("cpu"),
     )
-    tracker.admit(torch.tensor([1]), torch.tensor([1]), torch.tensor([False]))
+    admit(tracker, in_think=False)
     return tracker
 
 
@@ -130,7 +135,7 @@ def test_a_slot_is_cleared_when_it_is_reused():
     policy = ExitPolicy(predicate="all", thresholds={"confidence": 0.0})
     tracker = tracker_for(policy)
     tracker.observe(torch.tensor([1]), rows_for([4, 0, 0], 1, 3))
-    tracker.admit(torch.tensor([1]), torch.tensor([1]), torch.tensor([True]))
+    admit(tracker, in_think=True)
     verdict = tracker.observe(torch.tensor([1]), rows_for([0], 1, 1))
     assert bool(verdict.in_think[0, 0])
     assert int(verdict.thought[0, 0]) == 1
@@ -153,3 +158,25 @@ def test_signals_need_a_head():
             window=4,
             device=torch.device("cpu"),
         )
+
+
+def forced_tokens(tokens, policy, *, in_think=False, armed=True):
+    tracker = tracker_for(policy)
+    admit(tracker, in_think=in_think, armed=armed)
+    rows = [rows_for(tokens, p, 1) for p in range(1, len(tokens) + 1)]
+    return [int(tracker.observe(torch.tensor([1]), row).forced[0, 0]) for row in rows]
+
+
+def test_a_reopened_block_starts_anew_and_an_exited_one_is_not_exited_again():
+    eager = ExitPolicy(predicate="all", thresholds={"confidence": -1.0}, patience=2)
+    one_boundary = [4, 0, 2, 5, 6]  # its natural end comes before the second boundary
+    assert forced_tokens([*one_boundary, 4, 0, 2], eager) == [-1] * 8  # held boundaries of the first do not count
+    assert forced_tokens([*one_boundary, 4, 0, 2, 0, 2], eager)[-1] == END[0]
+    exited = [4, 0, 2, 0, 2, 5, 6]
+    assert forced_tokens([*exited, 4, 0, 2, 0, 2], eager)[-1] == -1
+
+
+def test_an_unarmed_request_is_never_exited():
+    eager = ExitPolicy(predicate="all", thresholds={"confidence": -1.0})
+    assert forced_tokens([4, 0, 2, 0, 2], eager, armed=False) == [-1] * 5
+    assert forced_tokens([0, 2, 0], eager, in_think=True) == [-1, END[0], END[1]]

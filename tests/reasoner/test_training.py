@@ -4,11 +4,9 @@ import random
 
 import pytest
 import torch
-from jsonargparse import auto_parser
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ace_learn.reasoner import attention, compose_trace, generate_problems
-from ace_learn.reasoner.__main__ import train
 from ace_learn.reasoner.config import ReasonerTrainingConfig
 from ace_learn.reasoner.data import (
     BATCHES_PER_CHUNK,
@@ -92,12 +90,6 @@ def test_the_default_model_fits_the_repository():
     config = ReasonerTrainingConfig()
     model = build_model(config, TOKENIZER)
     assert 4 * sum(weight.numel() for weight in model.parameters()) <= 8e6
-
-
-def test_the_recipe_parses(pytestconfig):
-    parser = auto_parser(train)
-    parsed = parser.parse_args([f"--config={pytestconfig.rootpath / 'training' / 'reasoner.yaml'}"])
-    assert parser.instantiate(parsed).config == ReasonerTrainingConfig(threads=2)
 
 
 def test_orthogonalize_levels_singular_values():

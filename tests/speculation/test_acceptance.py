@@ -4,27 +4,26 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from ace_learn.speculation.acceptance import standard
+from ace_learn.speculation.acceptance import emit, standard
 from ace_learn.speculation.noise import Stream, gumbel, uniform
 
 P = torch.tensor([0.2, 0.8])
 Q = torch.tensor([0.5, 0.5])
 
 
-def step(q, p, drafted, u, noise=None, num_drafted=None):
-    """One request."""
+def step(q, p, drafted, u, num_drafted=None):
+    """One request; without noise the final token is the mode."""
     q, p = torch.as_tensor(q)[None], None if p is None else torch.as_tensor(p)[None]
-    noise = torch.zeros_like(q, dtype=torch.double) if noise is None else torch.tensor(noise)[None].double()
-    out = standard(
+    verified = standard(
         target=q,
         drafted=torch.tensor([drafted]),
         num_drafted=torch.tensor([len(drafted) if num_drafted is None else num_drafted]),
         draft=p,
         accept_noise=torch.tensor([u], dtype=torch.double),
-        token_noise=noise,
     )
-    kept = int(out.num_accepted[0]) + 1
-    return out.tokens[0, :kept].tolist(), kept - 1
+    tokens = emit(verified, torch.tensor([drafted]), torch.zeros(1, q.shape[-1], dtype=torch.double))
+    kept = int(verified.num_accepted[0]) + 1
+    return tokens[0, :kept].tolist(), kept - 1
 
 
 def test_by_hand():
@@ -51,18 +50,19 @@ def test_greedy_and_forced_rows_are_one_hot():
     assert step(q, None, [0], [1e-9]) == ([1], 0)  # the draft is not the forced token: it is cut, and replaced
 
 
-def sampled(q, p, count, drafts):
-    """Empirical law of the first emitted token."""
+def sampled(q, p, drafts, num_drafted=1):
+    """Counts of the first emitted token over many requests."""
+    count = len(drafts)
     request, position = torch.arange(count), torch.zeros(count, 1, dtype=torch.long)
-    out = standard(
+    verified = standard(
         target=q.expand(count, 2, -1),
         drafted=drafts[:, None],
-        num_drafted=torch.ones(count, dtype=torch.long),
+        num_drafted=torch.as_tensor(num_drafted).expand(count),
         draft=None if p is None else p.expand(count, 1, -1),
         accept_noise=uniform(seed=1, request=request, position=position, stream=Stream.ACCEPT, size=1)[..., 0],
-        token_noise=gumbel(seed=1, request=request, position=torch.arange(2).repeat(count, 1), size=len(q)),
     )
-    return torch.bincount(out.tokens[:, 0], minlength=len(q))
+    noise = gumbel(seed=1, request=request, position=verified.num_accepted[:, None], size=len(q))[:, 0]
+    return torch.bincount(emit(verified, drafts[:, None], noise)[:, 0], minlength=len(q))
 
 
 def expected(q, count):
@@ -72,27 +72,16 @@ def expected(q, count):
 def test_output_law_is_the_targets():
     count = 200_000
     drafts = torch.multinomial(P, count, replacement=True)
-    assert chisquare(sampled(Q, P, count, drafts), expected(Q, count)).pvalue > 1e-4
+    assert chisquare(sampled(Q, P, drafts), expected(Q, count)).pvalue > 1e-4
     q = torch.tensor([0.1, 0.2, 0.3, 0.4])
     drafts = torch.full((count,), 2)
-    assert chisquare(sampled(q, None, count, drafts), expected(q, count)).pvalue > 1e-4
+    assert chisquare(sampled(q, None, drafts), expected(q, count)).pvalue > 1e-4
 
 
 def test_the_same_check_finds_a_bias():
     """Trimming drafts by the probability of the sampled token biases the output to [.4, .6] (DESIGN 8)."""
-    count, p, q = 200_000, torch.tensor([0.2, 0.8]), torch.tensor([0.5, 0.5])
-    drafts = torch.multinomial(p, count, replacement=True)
-    request = torch.arange(count)
-    out = standard(
-        target=q.expand(count, 2, -1),
-        drafted=drafts[:, None],
-        num_drafted=(p[drafts] >= 0.5).long(),
-        draft=p.expand(count, 1, -1),
-        accept_noise=uniform(
-            seed=1, request=request, position=torch.zeros(count, 1, dtype=torch.long), stream=Stream.ACCEPT, size=1
-        )[..., 0],
-        token_noise=gumbel(seed=1, request=request, position=torch.arange(2).repeat(count, 1), size=2),
-    )
-    law = torch.bincount(out.tokens[:, 0], minlength=2)
+    count = 200_000
+    drafts = torch.multinomial(P, count, replacement=True)
+    law = sampled(Q, P, drafts, num_drafted=(P[drafts] >= 0.5).long())
     assert law[0] / count == pytest.approx(0.4, abs=0.01)
-    assert chisquare(law, expected(q, count)).pvalue < 1e-9
+    assert chisquare(law, expected(Q, count)).pvalue < 1e-9
