@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -162,11 +163,20 @@ def _longest_match(marker: tuple[int, ...], state: int, token: int) -> int:
     return next(n for n in range(min(len(marker), len(text)), -1, -1) if marker[:n] == text[len(text) - n :])
 
 
-def opens_think(ids: list[int], markers: ThinkMarkers) -> bool:
-    """Whether a prompt ends inside an open think block."""
-    return _last_occurrence(ids, markers.start) > _last_occurrence(ids, markers.end)
+_TEMPLATE_TAIL = 2
+"""Tokens of white space that a chat template may put behind the think start that it opens."""
 
 
-def _last_occurrence(ids: list[int], marker: tuple[int, ...]) -> int:
+def opens_think(ids: Sequence[int], markers: ThinkMarkers) -> bool:
+    """Whether a prompt ends inside a think block that its template opened.
+
+    A start marker further up was written by the user, and opens nothing.
+    """
+    opened = _last_occurrence(ids, markers.start)
+    at_the_end = opened >= 0 and len(ids) - opened - len(markers.start) <= _TEMPLATE_TAIL
+    return at_the_end and opened > _last_occurrence(ids, markers.end)
+
+
+def _last_occurrence(ids: Sequence[int], marker: tuple[int, ...]) -> int:
     width = len(marker)
     return next((i for i in range(len(ids) - width, -1, -1) if tuple(ids[i : i + width]) == marker), -1)

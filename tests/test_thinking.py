@@ -71,6 +71,7 @@ def test_prompt_that_leaves_the_block_open():
     assert not opens_think([1, 7, 2, 8, 9], markers)
     assert opens_think([7, 8, 9, 7], markers)
     assert not opens_think([1, 2], markers)
+    assert not opens_think([1, 7, 2, 3, 4], markers)  # the user wrote it
 
 
 def test_tokenizer_without_markers_is_refused_with_a_remedy():

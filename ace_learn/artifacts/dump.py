@@ -1,11 +1,14 @@
 """A config as the recipe that makes it."""
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import yaml
+
+from ace_learn.json_type import JSON
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,13 +37,44 @@ def dump_config(config: "DataclassInstance") -> str:
     Returns:
         YAML text; `python -m ace_learn.<command> FILE` with this text reads the same config.
     """
-    return yaml.dump(_plain(asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(config_json(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _plain(value: object) -> object:
-    """The value in terms of YAML's own types."""
+def config_json(config: "DataclassInstance") -> dict[str, JSON]:
+    """A config as a JSON object: paths as texts, tuples as lists."""
+    return {name: _plain(value) for name, value in asdict(config).items()}
+
+
+def same_config(config: "DataclassInstance", recipe: Path, *, ignoring: Collection[str] = ()) -> bool:
+    """Whether a recipe that `dump_config` wrote is that of this config.
+
+    Args:
+        config: The config.
+        recipe: The YAML file.
+        ignoring: Fields that may differ.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    try:
+        found = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    wanted = yaml.safe_load(dump_config(config))
+    return all(
+        name in found and name in wanted and found[name] == wanted[name]
+        for name in {*found, *wanted}.difference(ignoring)
+    )
+
+
+def _plain(value: object) -> JSON:
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, PurePath) else value
+    if isinstance(value, PurePath):
+        return str(value)
+    assert value is None or isinstance(value, str | int | float), f"{value!r} has no place in a config"
+    return value

@@ -10,6 +10,9 @@ from filelock import FileLock, Timeout
 _LOCK_NAME = ".writer.lock"
 _PID_NAME = ".writer.pid"
 
+#: Names that `writer_lock` leaves in a folder.
+LOCK_NAMES = frozenset({_LOCK_NAME, _PID_NAME})
+
 
 @contextmanager
 def writer_lock(folder: Path) -> Iterator[None]:

@@ -34,6 +34,7 @@ def run_command(
     description: str,
     argv: Sequence[str] | None = None,
     defaults: Mapping[str, object] | None = None,
+    resumes: bool = True,
 ) -> None:
     """Runs one command: `python -m ace_learn.<command> [RECIPE.yaml] [--flag value ...]`.
 
@@ -46,6 +47,7 @@ def run_command(
         description: What the command does, for `--help`.
         argv: The arguments; those of the process if None.
         defaults: Defaults of this command that differ from the dataclass', as {"field.subfield": value}.
+        resumes: Whether a run that was interrupted goes on when the command is given again.
 
     Raises:
         SystemExit: With the status above, or after `--help` and `--print_config`.
@@ -59,7 +61,8 @@ def run_command(
     except (ValueError, OSError) as error:
         _fail(_explain(error), error)
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
+        outcome = "run the same command again to resume" if resumes else "nothing was kept"
+        print(f"interrupted; {outcome}", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ace_learn.artifacts import JSON, dump_config, sha256_file, sha256_folder, write_text
+from ace_learn.artifacts import (
+    JSON,
+    LOCK_NAMES,
+    dump_config,
+    is_temporary,
+    read_fields,
+    same_config,
+    sha256_file,
+    sha256_folder,
+    write_json,
+    write_text,
+    writer_lock,
+)
 from ace_learn.cli.common import run_command
 
 if TYPE_CHECKING:
@@ -19,6 +31,11 @@ if TYPE_CHECKING:
     from ace_learn.labels.build import BuildConfig
 
 Result = TypeVar("Result")
+
+MARK = "demo.json"
+"""What makes a folder a demo's; it holds the notes of the stages."""
+MADE = ("dataset", "head", "policy", "report.json", "report.md", "pareto.png", "config.yaml", MARK)
+"""What a demo puts into its folder, and all that it ever deletes there; the mark is the last to go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +63,44 @@ class DemoConfig:
     check: bool = True
     """Exit with status 1 when the report misses the demo's thresholds."""
 
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        for name in ("train", "validation", "calibration", "test", "live_problems", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
+        if self.live_problems > self.test:
+            raise ValueError(f"live_problems ({self.live_problems}) must not exceed test ({self.test})")
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha must lie between 0 and 1, not {self.alpha}")
+
 
 class _Stages:
-    """Runs the stages in order and notes what each took and made."""
+    """Runs the stages in order and notes, in the folder's mark, what each took and made."""
 
-    def __init__(self) -> None:
-        self.notes: dict[str, JSON] = {}
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+        self.notes: dict[str, JSON] = read_fields(mark).fields("stages").data
 
     def run(self, name: str, artifact: Path, work: Callable[[], Result]) -> Result:
+        """Runs a stage that is made anew each time."""
         print(f"== {name}", flush=True)
         start = time.monotonic()
         result = work()
-        digest = sha256_folder(artifact) if artifact.is_dir() else sha256_file(artifact)
-        self.notes[name] = {"seconds": round(time.monotonic() - start, 1), "sha256": digest, "artifact": artifact.name}
+        self._note(name, artifact, time.monotonic() - start)
         return result
+
+    def resume(self, name: str, folder: Path, work: Callable[[], object]) -> None:
+        """Runs a stage that leaves alone what it finds finished; then its first note stays."""
+        print(f"== {name}", flush=True)
+        work()
+        noted = self.notes.get(name)
+        if not isinstance(noted, dict) or noted.get("sha256") != sha256_folder(folder):
+            self._note(name, folder, read_fields(folder / "provenance.json").number("wall_seconds"))
+
+    def _note(self, name: str, artifact: Path, seconds: float) -> None:
+        digest = sha256_folder(artifact) if artifact.is_dir() else sha256_file(artifact)
+        self.notes[name] = {"seconds": round(seconds, 1), "sha256": digest, "artifact": artifact.name}
+        write_json(self.mark, {"stages": self.notes})
 
 
 def run_demo(config: DemoConfig) -> None:
@@ -74,13 +115,18 @@ def run_demo(config: DemoConfig) -> None:
     from ace_learn.heads.train import train_head
     from ace_learn.labels.build import build_dataset
 
-    output = _claim(config)
-    stages = _Stages()
-    stages.run("build", output / "dataset", lambda: build_dataset(build_config(config)))
-    stages.run("train", output / "head", lambda: train_head(train_config(config)))
-    if not (output / "policy" / "policy.json").exists():
-        stages.run("calibrate", output / "policy", lambda: run_calibration(calibrate_config(config)))
-    report = _report(config, stages)
+    output = config.output
+    _refuse_foreign(output)
+    with writer_lock(output):
+        _claim(config)
+        stages = _Stages(output / MARK)
+        stages.resume("build", output / "dataset", lambda: build_dataset(build_config(config)))
+        stages.resume("train", output / "head", lambda: train_head(train_config(config)))
+        calibrated = (output / "policy" / "policy.json").exists()
+        stages.resume(
+            "calibrate", output / "policy", lambda: None if calibrated else run_calibration(calibrate_config(config))
+        )
+        report = _report(config, stages)
     print((output / "report.md").read_text(encoding="utf-8"))
     failures = demo_checks(report)
     for failure in failures:
@@ -89,16 +135,41 @@ def run_demo(config: DemoConfig) -> None:
         sys.exit(1)
 
 
-def _claim(config: DemoConfig) -> Path:
-    """The demo's folder: emptied unless it holds an unfinished run of this very recipe."""
+def _refuse_foreign(output: Path) -> None:
+    """Leaves a folder alone that holds anything but a demo."""
+    if not output.exists():
+        return
+    entries = [entry for entry in output.iterdir() if entry.name not in LOCK_NAMES]
+    foreign = sorted(entry.name for entry in entries if entry.name not in MADE and not _leftover(entry))
+    if foreign or (entries and not (output / MARK).is_file()):
+        what = f" ({', '.join(foreign[:3])})" if foreign else f" (it has no {MARK})"
+        raise ValueError(f"{output} holds something else than a demo{what}; name another --output or empty it")
+
+
+def _leftover(entry: Path) -> bool:
+    """Whether a name is what a killed stage leaves of one of its own."""
+    return is_temporary(entry) and any(entry.name.startswith(f"{name}.") for name in MADE)
+
+
+def _claim(config: DemoConfig) -> None:
+    """Makes the folder this demo's: emptied unless it holds an unfinished run of this very recipe."""
     output, recipe = config.output, config.output / "config.yaml"
+    for entry in output.iterdir():
+        if _leftover(entry):
+            _remove(entry)
     unfinished = recipe.exists() and not (output / "report.json").exists()
-    if output.exists() and not (unfinished and recipe.read_text(encoding="utf-8") == dump_config(config)):
-        if not recipe.exists() and any(output.iterdir()):
-            raise ValueError(f"{output} holds something else than a demo; name another --output or empty it")
-        shutil.rmtree(output)
-    write_text(recipe, dump_config(config))
-    return output
+    if not (unfinished and same_config(config, recipe, ignoring=("output", "check"))):
+        for name in MADE:
+            _remove(output / name)
+        write_json(output / MARK, {"stages": {}})
+        write_text(recipe, dump_config(config))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def build_config(config: DemoConfig) -> BuildConfig:
@@ -164,10 +235,9 @@ def _report(config: DemoConfig, stages: _Stages) -> dict[str, JSON]:
     dataset, policy = config.output / "dataset", config.output / "policy"
     exits = stages.run("replay", policy / "policy.json", lambda: replay_exits(dataset, policy, "test"))
     target = load_target(build_config(config).target)
+    live_config = LiveConfig(problems=min(config.live_problems, len(exits)))  # some test problems may be excluded
     live, latency = stages.run(
-        "live",
-        policy / "policy.json",
-        lambda: live_run(target, dataset, policy, exits.tolist(), LiveConfig(problems=config.live_problems)),
+        "live", policy / "policy.json", lambda: live_run(target, dataset, policy, exits.tolist(), live_config)
     )
     evaluation = evaluate_policy(
         dataset, policy, risk=Risk(alpha=config.alpha), latency=latency, bootstrap=Bootstrap(seed=config.seed)

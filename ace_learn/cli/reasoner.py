@@ -38,5 +38,6 @@ def _evaluate(argv: Sequence[str]) -> None:
         ReasonerEvaluation,
         evaluate_reasoner,
         description="Accuracy, first-paragraph accuracy, repairs and minimal reasoning of the embedded reasoner.",
+        resumes=False,
         argv=argv,
     )

@@ -13,7 +13,7 @@ from ace_learn.cli.common import run_command
 from ace_learn.contracts import Contract
 from ace_learn.engines.sampling import Sampling
 from ace_learn.models.target import TargetConfig
-from ace_learn.tasks import TaskConfig
+from ace_learn.tasks import TaskConfig, build_task
 from ace_learn.tasks.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ace_learn.engines.live import LiveRequest
     from ace_learn.engines.requests import Output, Request
     from ace_learn.models.target import Target
-    from ace_learn.tasks.base import Message
+    from ace_learn.tasks.base import Example, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,20 @@ class RunConfig:
     seed: int = 0
     """Which problems of the task."""
 
+    def __post_init__(self) -> None:
+        """Checks the counts, and refuses what would be ignored."""
+        for name in ("problems", "max_new_tokens", "max_answer_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
+        if self.draft_tokens < 0:
+            raise ValueError(f"draft_tokens must be >= 0, not {self.draft_tokens}")
+        if self.prompt is None and self.contract is not None:
+            raise ValueError("contract goes with --prompt; the contract of a task's problems is --task.contract")
+        defaults = {"task": TaskConfig(), "problems": 32, "output": None}
+        ignored = [name for name, default in defaults.items() if getattr(self, name) != default]
+        if self.prompt is not None and ignored:
+            raise ValueError(f"{', '.join(ignored)} would be ignored with --prompt; leave out one or the other")
+
 
 def run(config: RunConfig) -> None:
     """Runs a prompt or a task.
@@ -68,6 +82,10 @@ def run(config: RunConfig) -> None:
     from ace_learn.engines.loading import build_engine
     from ace_learn.models.target import load_target
 
+    if config.output is not None and config.output.exists():
+        raise ValueError(f"{config.output} exists already; name another --output or delete it")
+    contract = None if config.contract is None else Contract.from_spec(config.contract)
+    examples = list(build_task(config.task).examples(config.problems, config.seed)) if config.prompt is None else []
     target = load_target(config.target)
     engine = build_engine(
         target,
@@ -77,9 +95,9 @@ def run(config: RunConfig) -> None:
         draft_tokens=config.draft_tokens,
     )
     if config.prompt is None:
-        _run_task(config, engine)
+        _run_task(config, engine, examples)
     else:
-        _show_prompt(config, engine, config.prompt)
+        _show_prompt(config, engine, config.prompt, contract)
 
 
 def _request(
@@ -118,10 +136,9 @@ class _Printer:
         sys.stdout.flush()
 
 
-def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str) -> None:
+def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str, contract: Contract | None) -> None:
     from ace_learn.tasks.base import user_message
 
-    contract = None if config.contract is None else Contract.from_spec(config.contract)
     request = _request(config, engine.target, config.seed, user_message(prompt), contract)
     output = engine.generate([request], listener=_Printer(engine.target))[0]
     ended = "by itself" if output.exit is None else f"by the policy after {output.exit.paragraphs} paragraphs"
@@ -129,23 +146,16 @@ def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str) -> None:
     print(f"answer: {json.dumps(output.answer)} (finish: {output.finish_reason}, {output.seconds:.2f} s)")
 
 
-def _run_task(config: RunConfig, engine: HFEngine) -> None:
+def _run_task(config: RunConfig, engine: HFEngine, examples: Sequence[Example]) -> None:
     from tqdm import tqdm
 
-    from ace_learn.tasks import build_task
-
-    if config.output is not None and config.output.exists():
-        raise ValueError(f"{config.output} exists already; name another --output or delete it")
-    examples = list(build_task(config.task).examples(config.problems, config.seed))
     requests = [_request(config, engine.target, i, e.messages, e.contract) for i, e in enumerate(examples)]
     outputs: list[Output] = []
     with tqdm(total=len(requests), unit="problem", desc="run") as bar:
         for batch in engine.stream_batches(requests):
             outputs.extend(batch)
             bar.update(len(batch))
-    correct = [
-        e.gold is not None and e.contract.equal(o.answer, e.gold) for e, o in zip(examples, outputs, strict=True)
-    ]
+    correct = [example.correct(output.answer) for example, output in zip(examples, outputs, strict=True)]
     lines = [json.dumps(output_json(o) | {"correct": c}) for o, c in zip(outputs, correct, strict=True)]
     if config.output is not None:
         from ace_learn.artifacts import write_text
@@ -191,4 +201,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         run,
         description="Decode with learned exits: a task's problems, or one --prompt shown live.",
         argv=argv,
+        resumes=False,
     )

@@ -19,7 +19,6 @@ _CONTEXT = 6
 
 
 @runtime_checkable
-@runtime_checkable
 class TextCommitter(Protocol):
     """What reads the text: a committer, or anything that finds an end in the same way."""
 
@@ -104,8 +103,9 @@ class TokenStream:
     def close(self, *, truncated: bool = False) -> TokenCommit | None:
         """End of generation; see :meth:`Committer.close`."""
         if self._commit is None and self._ends:
-            self._ends.pop()
-            self._read(self._detokenizer.flush())
+            rest = self._detokenizer.flush()
+            self._ends[-1] += len(rest)
+            self._settle(self._committer.feed(rest) if rest else None)
         if self._commit is None:
             self._settle(self._committer.close(truncated=truncated))
         return self._commit

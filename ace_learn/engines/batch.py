@@ -20,8 +20,9 @@ from ace_learn.engines.live import LiveRequest
 from ace_learn.engines.requests import ExitRecord
 from ace_learn.engines.sampling import Sampling
 from ace_learn.exit.policy import SIGNALS
+from ace_learn.exit.state import entropy_of
 from ace_learn.exit.tracker import ExitTracker, Hidden, Rows, Verdict
-from ace_learn.models.cache import SlotCache, entropy_of
+from ace_learn.models.cache import SlotCache
 from ace_learn.models.target import RowOutputs, Target
 from ace_learn.speculation.acceptance import emit, standard
 from ace_learn.speculation.drafters import Drafter
@@ -181,7 +182,10 @@ class DecodeBatch:
         )
         num_accepted = verified.num_accepted
         last = (base + 1 + num_accepted)[:, None]
-        noise = gumbel(seed=seed, request=keys, position=last, size=target.shape[-1])[:, 0]
+        if decoding.sampling.temperature == 0.0:
+            noise = verified.final.new_zeros(()).expand_as(verified.final)
+        else:
+            noise = gumbel(seed=seed, request=keys, position=last, size=target.shape[-1])[:, 0]
         tokens = emit(verified, drafted, noise)
         chosen = logprobs.gather(-1, tokens[..., None]).squeeze(-1)
         row = torch.arange(len(lives), device=self.device)
@@ -194,6 +198,8 @@ class DecodeBatch:
         self, target: Float[Tensor, "B R V"], lives: list[LiveRequest], verdict: Verdict | None
     ) -> Float[Tensor, "B R V"]:
         """Replaces the distribution of forced rows by the one-hot on the forced token."""
+        if verdict is None and not any(live.pending for live in lives):
+            return target
         forced = torch.full(target.shape[:2], -1, device=self.device) if verdict is None else verdict.forced.clone()
         for i, live in enumerate(lives):
             if live.pending:
@@ -227,7 +233,7 @@ class DecodeBatch:
             before = live.length
             if forced is not None and live.exit is None:
                 self._note_exit(live, forced[i][:size], i, verdict)
-            kept = live.push(tokens[i][:size], logprobs[i][:size])
+            kept = live.push(tokens[i][:size], logprobs[i][:size], num_accepted=num_accepted[i])
             if live.exit is not None and live.exit.output_index >= live.length:
                 live.exit = None
             live.stats.record(len(drafts[i]), min(num_accepted[i], kept))

@@ -92,7 +92,7 @@ class HFEngine:
         Raises:
             ValueError: A drafter without draft tokens or the reverse, or a batch size below 1.
         """
-        if (drafter is None) != (num_draft_tokens == 0):
+        if num_draft_tokens < 0 or (drafter is None) != (num_draft_tokens == 0):
             raise ValueError(f"a drafter needs num_draft_tokens >= 1 and the reverse, not {num_draft_tokens}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, not {batch_size}")
@@ -183,7 +183,8 @@ class HFEngine:
             lives.append(LiveRequest(request, self.target, prefix=prefix))
         cached = [len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)]
         slots = torch.tensor([rollouts.batch.slot_of(branch.request) for branch in branches], device=self.target.device)
-        cache = rollouts.batch.cache.fork(slots, max(cached))
+        room = len(self.target.markers.end) + max(live.max_answer_room for live in lives)
+        cache = rollouts.batch.cache.fork(slots, max(cached), room=room)
         batch = DecodeBatch(Decoding(target=self.target, sampling=self.sampling), lives, cache)
         self._run(batch, cached)
         return [live.output() for live in lives]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ace_learn.contracts import JSON, Commit, TokenCommit, TokenStream
-from ace_learn.contracts.stream import TextCommitter
 from ace_learn.engines.requests import ExitRecord, Output, Request, SpeculationStats
 from ace_learn.models.target import Target
 from ace_learn.speculation.window import Finish, FinishLimits, finish_window
@@ -49,6 +48,48 @@ class StopStrings:
         return None
 
 
+class _AnswerText:
+    """The text outside the thinking; what stands before and behind a reopened block is never read together."""
+
+    def __init__(self, request: Request, target: Target) -> None:
+        self.request, self.target = request, target
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew behind a think block."""
+        contract = self.request.contract
+        self.committer = None if contract is None else TokenStream(contract.committer(), self.target.decode)
+        self.stopper = self._new_stopper()
+        self.ids: list[int] = []
+        self.lengths: list[int] = []
+        """Output length at each token."""
+
+    def _new_stopper(self) -> TokenStream | None:
+        return TokenStream(StopStrings(self.request.stop), self.target.decode) if self.request.stop else None
+
+    def push(self, token: int, length: int) -> tuple[Ending | None, Ending | None]:
+        """Reads one token, the `length`-th of the output; the commit and the stop string so far."""
+        self.ids.append(token)
+        self.lengths.append(length)
+        commit = None if self.committer is None else _ending(self.committer.push([token]), self.lengths)
+        stop = None if self.stopper is None else _ending(self.stopper.push([token]), self.lengths)
+        if stop is not None and stop.length <= self.request.min_tokens:  # hidden: later ones still count
+            stop, self.stopper = None, self._new_stopper()
+        return commit, stop
+
+    def close(self, *, truncated: bool) -> Ending | None:
+        """What only the end of the text settles."""
+        return None if self.committer is None else _ending(self.committer.close(truncated=truncated), self.lengths)
+
+    def text(self, length: int) -> str:
+        """The text within the first `length` output tokens."""
+        return self.target.decode(self.ids[: bisect_right(self.lengths, length)])
+
+
+def _ending(found: TokenCommit | None, lengths: Sequence[int]) -> Ending | None:
+    return None if found is None else Ending(lengths[found.num_tokens - 1], found.commit)
+
+
 class LiveRequest:
     """Follows one request through its windows of accepted tokens."""
 
@@ -74,6 +115,7 @@ class LiveRequest:
         )
         self.ids = list(request.prompt_ids)
         self.logprobs: list[float] = []
+        self._drafted: list[bool] = []
         self.pending: list[int] = []
         """Tokens that must come next."""
         self.think_start: int | None = None
@@ -89,18 +131,20 @@ class LiveRequest:
         self.finish: Finish | None = None
         self.answer: JSON = None
         self.seconds = 0.0
-        self._committer = None if request.contract is None else self._stream(request.contract.committer())
-        self._stopper = self._stream(StopStrings(request.stop)) if request.stop else None
         self._commit: Ending | None = None
         self._stop: Ending | None = None
-        self._answer: list[int] = []
-        self._answer_lengths: list[int] = []
-        """Tokens outside the thinking, and the output length at each."""
+        self._answer = _AnswerText(request, target)
+        self._thought = self._anywhere()
         self._prefix_length = len(prefix)
-        self._append(prefix)
+        for token in prefix:
+            self._append(token)
 
-    def _stream(self, committer: TextCommitter) -> TokenStream:
-        return TokenStream(committer, self.target.decode)
+    def _anywhere(self) -> TokenStream | None:
+        """Reads the thinking too, for a contract whose scope is anywhere."""
+        contract = self.request.contract
+        if contract is None or contract.scope != "anywhere":
+            return None
+        return TokenStream(contract.committer(), self.target.decode)
 
     @property
     def length(self) -> int:
@@ -117,43 +161,58 @@ class LiveRequest:
         """Tokens that may still be kept."""
         return min(self.limits.max_new_tokens, self.limits.context_room) - self.length
 
-    def push(self, window: Sequence[int], logprobs: Sequence[float]) -> int:
-        """Appends the tokens that a step accepted; returns how many of them were kept.
+    @property
+    def max_answer_room(self) -> int:
+        """Most tokens that an answer from here on may take."""
+        cap = self._cap()
+        return self.room if cap is None else min(self.room, cap - self.length)
 
-        Sets `finish` when the request ends in this window. A stop token inside the think span becomes the think end.
+    def push(self, window: Sequence[int], logprobs: Sequence[float], *, num_accepted: int = 0) -> int:
+        """Appends the tokens of a step, the first `num_accepted` of them accepted drafts; returns how many were kept.
+
+        The window is read token by token, so that what a request answers does not depend on how many tokens a step
+        accepts. Sets `finish` when the request ends in this window. A stop token in the thinking becomes the think end,
+        and cuts the window.
         """
         before = self.length
-        window = self._end_of_text_in_think(window)
-        self.logprobs.extend(logprobs[: len(window)])
-        self._append(window)
-        self.finish = finish_window(
-            window,
-            before=before,
+        for i, (token, logprob) in enumerate(zip(window, logprobs, strict=True)):
+            ends_thought = self.thinking and token in self.limits.stop_ids
+            if ends_thought:
+                end = self.target.markers.end
+                token, self.pending = end[0], list(end[1:])
+            self.logprobs.append(logprob)
+            self._drafted.append(i < num_accepted and not ends_thought)
+            self._append(token)
+            finish = self._finish(token)
+            if finish is not None:
+                self._settle(finish)
+            if finish is not None or ends_thought:
+                break
+        return max(0, self.length - before)
+
+    def _finish(self, token: int) -> Finish | None:
+        return finish_window(
+            [token],
+            before=self.length - 1,
             limits=self.limits,
             committed=self._commit and self._commit.length,
             stop_string=self._stop and self._stop.length,
             answer_cap=self._cap(),
         )
-        if self.finish is not None:
-            self._settle(self.finish)
-        return max(0, self.length - before)
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.ids.append(token)
-            was_thinking = self.thinking
-            self._follow_think()
-            if was_thinking or self.thinking or token in self.limits.stop_ids:
-                continue
-            self._answer.append(token)
-            self._answer_lengths.append(self.length)
-            if self._committer is not None and self._commit is None:
-                self._commit = self._ending(self._committer.push([token]))
-            if self._stopper is not None and self._stop is None:
-                self._stop = self._ending(self._stopper.push([token]))
-
-    def _ending(self, found: TokenCommit | None) -> Ending | None:
-        return None if found is None else Ending(self._answer_lengths[found.num_tokens - 1], found.commit)
+    def _append(self, token: int) -> None:
+        self.ids.append(token)
+        was_thinking = self.thinking
+        self._follow_think()
+        if token in self.limits.stop_ids:
+            return
+        if self._thought is not None and self._commit is None:
+            self._commit = _ending(self._thought.push([token]), range(1, self.length + 1))
+        if was_thinking or self.thinking:
+            return
+        commit, self._stop = self._answer.push(token, self.length)
+        if self._thought is None and self._commit is None:
+            self._commit = commit
 
     def _follow_think(self) -> None:
         """Keeps track of the think spans; `think_start` and `think_end` are those of the first."""
@@ -164,19 +223,9 @@ class LiveRequest:
                 self.think_start, self.answer_start = self.length, None
         elif self.thinking and tuple(self.ids[-len(end) :]) == end:
             self.thinking = False
+            self._answer.restart()
             if self.think_end is None:
                 self.think_end, self.answer_start = self.length - len(end), self.length
-
-    def _end_of_text_in_think(self, window: Sequence[int]) -> list[int]:
-        """Cuts a window at a stop token that is thought, and schedules the think end in its place."""
-        end = self.target.markers.end
-        thinking = self.thinking
-        for i, token in enumerate(window):
-            thinking = (thinking or token == self.target.markers.start[-1]) and token != end[-1]
-            if thinking and token in self.limits.stop_ids:
-                self.pending = list(end[1:])
-                return [*window[:i], end[0]]
-        return list(window)
 
     def _cap(self) -> int | None:
         if self.request.max_answer_tokens is None or self.answer_start is None:
@@ -185,20 +234,26 @@ class LiveRequest:
 
     def _settle(self, finish: Finish) -> None:
         """Cuts the request at its end; a contract may settle only now, where the text ended by itself."""
-        if self._commit is None and self._committer is not None:
-            self._commit = self._ending(self._committer.close(truncated=finish.reason != "stop"))
+        if self._commit is None:
+            truncated = finish.reason != "stop"
+            if self._thought is not None:
+                self._commit = _ending(self._thought.close(truncated=truncated), range(1, self.length + 1))
+            elif not self.thinking:
+                self._commit = self._answer.close(truncated=truncated)
             if self._commit is not None:
                 finish = Finish(min(finish.length, self._commit.length), "contract")
         if self._commit is not None and self._commit.length <= finish.length:
             self.answer = self._commit.commit.answer
         self.finish = finish
         del self.ids[len(self.request.prompt_ids) + finish.length :]
-        del self.logprobs[max(0, finish.length - self._prefix_length) :]
+        kept = max(0, finish.length - self._prefix_length)
+        del self.logprobs[kept:]
+        self.stats.accepted = sum(self._drafted[:kept])
 
     def _answer_text(self) -> str:
         assert self.finish is not None
-        text = self.target.decode(self._answer[: bisect_right(self._answer_lengths, self.finish.length)])
-        if self.finish.reason == "contract" and self._commit is not None:
+        text = self._answer.text(self.finish.length)
+        if self.finish.reason == "contract" and self._commit is not None and self._thought is None:
             return text[: self._commit.commit.end]
         if self._stop is not None and self.finish == Finish(self._stop.length, "stop"):
             return text[: self._stop.commit.end - len(str(self._stop.commit.answer))]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ace_learn.engines.hf import HeadSignaller, HFEngine
 from ace_learn.engines.sampling import Sampling
-from ace_learn.exit.policy import ExitPolicy, load_policy
-from ace_learn.heads.export import load_head
+from ace_learn.exit.policy import ExitPolicy
+from ace_learn.heads.export import load_head, load_own_policy
 from ace_learn.models.target import Target, TargetConfig, load_target
 from ace_learn.speculation.drafters import NgramDrafter
 
@@ -32,7 +32,7 @@ def load_engine(
         draft_tokens: Draft length of the n-gram drafter; 0: no speculation.
 
     Raises:
-        ValueError: The model cannot be loaded, or the head belongs to another one.
+        ValueError: The model cannot be loaded, the head belongs to another one, or the policy to another head.
     """
     target = load_target(TargetConfig(model=model))
     folder = None if head is None else Path(head)
@@ -50,14 +50,15 @@ def build_engine(
     """An engine on a loaded target; see `load_engine`.
 
     Raises:
-        ValueError: The head belongs to another target, or its folder holds no policy.
+        ValueError: The head belongs to another target, or its folder holds no policy, or another head's.
     """
     drafter = NgramDrafter() if draft_tokens else None
     if head is None:
         return HFEngine(
             target, sampling=sampling, drafter=drafter, num_draft_tokens=draft_tokens, batch_size=batch_size
         )
-    loaded, policy = load_head(head, expect=target.identity), load_policy(head)
+    loaded = load_head(head, expect=target.identity)
+    policy = load_own_policy(loaded)
     _warn_of_other_sampling(policy, sampling or Sampling())
     return HFEngine(
         target,

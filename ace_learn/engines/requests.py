@@ -27,6 +27,11 @@ class Request:
     stop: tuple[str, ...] = ()
     """Stop strings, looked for outside the thinking; the text before the earliest is kept."""
 
+    def __post_init__(self) -> None:
+        """Checks the answer cap; the other limits are checked with the model's context."""
+        if self.max_answer_tokens is not None and self.max_answer_tokens < 1:
+            raise ValueError(f"max_answer_tokens must be >= 1, not {self.max_answer_tokens}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
@@ -43,7 +48,7 @@ class ExitRecord:
 
 @dataclass(kw_only=True)
 class SpeculationStats:
-    """Speculation of one request; only kept tokens count."""
+    """Speculation of one request. Only kept tokens count as accepted; the prefill is the first verify step."""
 
     verify_steps: int = 0
     drafted: int = 0
@@ -52,10 +57,9 @@ class SpeculationStats:
     """Accepted drafts of a step -> steps."""
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Counts one verify step."""
+        """Counts one verify step; `accepted` in total is settled when the request ends."""
         self.verify_steps += 1
         self.drafted += drafted
-        self.accepted += accepted
         self.histogram[accepted] = self.histogram.get(accepted, 0) + 1
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from ace_learn.artifacts import JSON, JsonFields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,23 @@ class Sampling:
                 "need 0 <= temperature < 100, top_k >= 0 and 0 < top_p <= 1, not "
                 f"{self.temperature}, {self.top_k} and {self.top_p}"
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"the seed must fit into 64 bits, not {self.seed}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON]) -> Sampling:
+        """Reads the sampling that a data set records.
+
+        Raises:
+            ValueError: A field is missing or no number.
+        """
+        fields = JsonFields.of(dict(data), where="sampling")
+        return cls(
+            temperature=fields.number("temperature"),
+            top_k=fields.integer("top_k"),
+            top_p=fields.number("top_p"),
+            seed=fields.integer("seed"),
+        )
 
     def probabilities(self, logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
         """The distribution to draw from; one-hot on the largest logit when greedy (the first, on a tie)."""

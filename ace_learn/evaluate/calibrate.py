@@ -2,19 +2,11 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
-from ace_learn.artifacts import (
-    JSON,
-    ProvenanceRecorder,
-    atomic_folder,
-    write_json,
-    write_text,
-)
+from ace_learn.artifacts import JSON, ProvenanceRecorder, atomic_folder, dump_config, write_json, write_text
 from ace_learn.evaluate.calibration import upper_bound
 from ace_learn.evaluate.learned import (
     CalibratedPolicy,
@@ -73,9 +65,10 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
     """
     from ace_learn.evaluate.plots import plot_calibration
 
-    inputs = {"dataset": config.dataset, "head": config.head}
-    with atomic_folder(config.output) as folder, ProvenanceRecorder(inputs) as recorder:
+    with atomic_folder(config.output) as folder, ProvenanceRecorder() as recorder:
         opened, family = open_head(config.dataset, config.head), config.policy
+        # The data set's description holds the hashes of its shards, which have just been compared.
+        recorder.start({"dataset": config.dataset / "dataset.json", "head": config.head})
         splits = [load_traces(config.dataset, split) for split in ("validation", "calibration")]
         smoothed = [
             smoothed_signals(opened.reader, traces, ewma=family.ewma, smooth_over=family.smooth_over)
@@ -88,7 +81,7 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
             shutil.copyfile(config.head / name, folder / name)
         write_json(folder / "policy.json", calibrated.policy.to_json())
         write_json(folder / "calibration.json", calibration_json(calibrated, candidates, config.risk, splits))
-        write_text(folder / "config.yaml", yaml.safe_dump(_plain(asdict(config)), sort_keys=False))
+        write_text(folder / "config.yaml", dump_config(config))
         plot_calibration(folder / "calibration.png", calibrated, config.risk)
         recorder.write(folder)
     print(f"{config.output}: {explanation}")
@@ -151,15 +144,3 @@ def calibration_json(
         "splits": sizes,
         "sequence": sequence,
     }
-
-
-def _plain(value: object) -> object:
-    """Paths as texts and tuples as lists, for YAML."""
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case Path():
-            return str(value)
-    return value

@@ -64,6 +64,7 @@ class Certificate:
         grid: every candidate tried, as threshold name -> value, in the order tested.
         grid_order: what fixed the grid and its order.
         data_sha256: hash of the data set.
+        head_sha256: hash of the head's weights.
         model_fingerprint: fingerprint of the target.
         sampling: sampling parameters of the probes.
     """
@@ -81,6 +82,7 @@ class Certificate:
     grid: tuple[dict[str, float], ...]
     grid_order: str
     data_sha256: str
+    head_sha256: str
     model_fingerprint: str
     sampling: dict[str, JSON]
 
@@ -112,6 +114,7 @@ class Certificate:
             grid=grid,
             grid_order=fields.text("grid_order"),
             data_sha256=fields.text("data_sha256"),
+            head_sha256=fields.text("head_sha256"),
             model_fingerprint=fields.text("model_fingerprint"),
             sampling=fields.fields("sampling").data,
         )

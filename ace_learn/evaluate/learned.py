@@ -71,6 +71,8 @@ class PolicyFamily:
             raise ValueError(f"name one or more of the signals {', '.join(SIGNALS)}, each once; got {given}")
         if self.grid_size < 2:
             raise ValueError(f"grid_size must be at least 2, got {self.grid_size}")
+        if self.predicate != "score" and self.label != "matches":
+            raise ValueError(f"label is read by the predicate 'score' alone, and this one is {self.predicate!r}")
         ExitPolicy(
             predicate="never",
             ewma=self.ewma,
@@ -135,11 +137,13 @@ class Scope:
 
     Attributes:
         data_sha256: hash of the data set.
+        head_sha256: hash of the head's weights.
         model_fingerprint: fingerprint of the target.
         sampling: sampling parameters of the probes.
     """
 
     data_sha256: str
+    head_sha256: str
     model_fingerprint: str
     sampling: dict[str, JSON]
 
@@ -255,6 +259,7 @@ def calibrate_policy(
         grid=tuple(threshold_point(policy) for policy in candidates.policies),
         grid_order=candidates.order,
         data_sha256=scope.data_sha256,
+        head_sha256=scope.head_sha256,
         model_fingerprint=scope.model_fingerprint,
         sampling=scope.sampling,
     )

@@ -18,6 +18,7 @@ from ace_learn.engines.loading import build_engine
 from ace_learn.engines.requests import Output, Request
 from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.metrics import LatencyModel
+from ace_learn.features import shard_folders
 from ace_learn.labels.records import TraceRecord, read_records
 from ace_learn.models.target import Target
 
@@ -35,6 +36,14 @@ class LiveConfig:
     draft_tokens: int = 4
     """Draft length of the n-gram drafter in the speculative part, K; 0 leaves that part out."""
 
+    def __post_init__(self) -> None:
+        """Checks the counts."""
+        if self.problems < 1 or self.batch_size < 1 or self.draft_tokens < 0:
+            raise ValueError(
+                "need problems >= 1, batch_size >= 1 and draft_tokens >= 0, not "
+                f"{self.problems}, {self.batch_size} and {self.draft_tokens}"
+            )
+
 
 @dataclass(kw_only=True)
 class _Arms:
@@ -50,7 +59,7 @@ class _Arms:
 
 def load_records(dataset: Path, split: str) -> Iterator[TraceRecord]:
     """Labelled traces of a split that are not excluded, in problem order."""
-    for shard in sorted((dataset / "shards").glob("[0-9]*[0-9]")):
+    for shard in shard_folders(dataset):
         for record in read_records(shard / "traces.parquet"):
             if record.split == split and not record.excluded:
                 yield record
@@ -88,7 +97,7 @@ def live_run(
             f"the test split has {len(records)} problems, fewer than the {config.problems} of the live run"
         )
     settings = read_fields(dataset / "dataset.json")
-    sampling = _sampling(settings.fields("sampling").data)
+    sampling = Sampling.from_json(settings.fields("sampling").data)
     shown = records[: config.problems]
     requests = [_request(r, settings.integer("max_new_tokens"), settings.integer("max_answer_tokens")) for r in shown]
     arms = _Arms(engines=_engines(target, head_folder, sampling, config))
@@ -114,16 +123,6 @@ def _engines(target: Target, head_folder: Path, sampling: Sampling, config: Live
     return engines
 
 
-def _sampling(data: dict[str, JSON]) -> Sampling:
-    numbers = {name: value for name, value in data.items() if isinstance(value, int | float)}
-    return Sampling(
-        temperature=float(numbers["temperature"]),
-        top_k=int(numbers["top_k"]),
-        top_p=float(numbers["top_p"]),
-        seed=int(numbers["seed"]),
-    )
-
-
 def _request(record: TraceRecord, max_new_tokens: int, max_answer_tokens: int) -> Request:
     return Request(
         key=record.problem,
@@ -142,6 +141,8 @@ def measure_latency(full: HFEngine, learned: HFEngine, requests: Sequence[Reques
             engine_outputs = engine.generate([request])
             tokens.append(len(engine_outputs[0].token_ids))
             seconds.append(engine_outputs[0].seconds)
+    if min(tokens) == max(tokens):  # no line through one point
+        return LatencyModel(prefill_s=0.0, per_token_s=float(np.mean(seconds)) / tokens[0])
     slope, intercept = np.polyfit(tokens, seconds, 1)
     return LatencyModel(prefill_s=max(0.0, float(intercept)), per_token_s=float(slope))
 
@@ -153,7 +154,10 @@ def _live_json(
     expected = [expected_tokens(record, exit_index[i], target.markers.end) for i, record in enumerate(records)]
     differing = [r.problem for r, o, want in zip(records, learned, expected, strict=True) if o.token_ids != want]
     full = [r.problem for r, o in zip(records, arms.outputs["full"], strict=True) if list(o.token_ids) != r.token_ids]
-    methods: dict[str, JSON] = {name: _arm_json(arms, name, records) for name in arms.outputs}
+    natural = [len(record.boundary) for record in records]
+    methods: dict[str, JSON] = {
+        name: _arm_json(arms, name, records, natural if name == "full" else exit_index, target) for name in arms.outputs
+    }
     return {
         "n": len(records),
         "equals_replay": not differing and not full,
@@ -166,9 +170,14 @@ def _live_json(
     }
 
 
-def _arm_json(arms: _Arms, name: str, records: Sequence[TraceRecord]) -> dict[str, JSON]:
+def _arm_json(
+    arms: _Arms, name: str, records: Sequence[TraceRecord], exit_index: Sequence[int], target: Target
+) -> dict[str, JSON]:
     outputs, seconds = arms.outputs[name], arms.seconds[name]
-    correct = [_correct(record, output) for record, output in zip(records, outputs, strict=True)]
+    correct = [
+        answered_correctly(record, output, exit_index[i], target.markers.end)
+        for i, (record, output) in enumerate(zip(records, outputs, strict=True))
+    ]
     valid = [output.seconds for output in outputs if output.answer is not None]
     steps = sum(output.stats.verify_steps for output in outputs)
     tokens = sum(len(output.token_ids) for output in outputs)
@@ -184,5 +193,12 @@ def _arm_json(arms: _Arms, name: str, records: Sequence[TraceRecord]) -> dict[st
     }
 
 
-def _correct(record: TraceRecord, output: Output) -> bool:
+def answered_correctly(record: TraceRecord, output: Output, exit_index: int, think_end: Sequence[int]) -> bool:
+    """Whether a live answer is right.
+
+    The task's own verifier has judged the tokens that the replay expects. A record cannot take it along, so that other
+    tokens are judged by equality with gold.
+    """
+    if output.token_ids == expected_tokens(record, exit_index, think_end):
+        return record.full_correct if exit_index == len(record.boundary) else record.probe_correct[exit_index]
     return record.gold is not None and Contract.from_spec(record.contract).equal(output.answer, json.loads(record.gold))

@@ -13,38 +13,49 @@ from ace_learn.evaluate.learned import Risk, Scope, policy_exits
 from ace_learn.evaluate.metrics import LatencyModel
 from ace_learn.evaluate.signals import SignalReader, smoothed_signals
 from ace_learn.evaluate.traces import load_traces
-from ace_learn.exit.policy import load_policy
-from ace_learn.features import FeatureStore
-from ace_learn.heads.export import load_head
+from ace_learn.features import FeatureStore, verify_shards
+from ace_learn.heads.export import LoadedHead, load_head, load_own_policy
 from ace_learn.models.identity import TargetIdentity
 
 
 class OpenedHead(NamedTuple):
-    """A head on the features of a data set, and what a certificate made with them holds for."""
+    """A head on the features of its own data set, and what a certificate made with them holds for."""
 
+    loaded: LoadedHead
     reader: SignalReader
     scope: Scope
 
 
 def open_head(dataset: Path, head_folder: Path) -> OpenedHead:
-    """Open a head on the features of a data set.
+    """Open a head on the features of the data set that it was trained on, after a look at every shard's hashes.
+
+    Another data set is refused: the training problems may be among its calibration and test problems.
 
     Args:
         dataset: folder written by `build`.
         head_folder: folder written by `train` or `calibrate`.
 
     Raises:
-        ValueError: a folder is incomplete, or the head was trained for another target than the data set's.
+        ValueError: a folder is incomplete or damaged, or the head was trained for another target than the data set's,
+            or on another data set.
     """
     store = FeatureStore(dataset)
     identity = TargetIdentity.from_json(store.dataset.fields("target").data)
     loaded = load_head(head_folder, expect=identity)
+    if loaded.card.data_sha256 != store.sha256:
+        raise ValueError(
+            f"the head in {head_folder} was trained on another data set ({loaded.card.data_sha256}) than {dataset} "
+            f"({store.sha256}), whose calibration and test problems may be among its training problems; name the data "
+            "set that it was trained on, or train a head on this one"
+        )
+    verify_shards(dataset)
     scope = Scope(
         data_sha256=store.sha256,
+        head_sha256=loaded.weights_sha256,
         model_fingerprint=identity.fingerprint,
         sampling=store.dataset.fields("sampling").data,
     )
-    return OpenedHead(SignalReader(store, loaded.head, loaded.spec.sources), scope)
+    return OpenedHead(loaded, SignalReader(store, loaded.head, loaded.spec.sources), scope)
 
 
 def replay_exits(dataset: Path, head_folder: Path, split: str) -> Int[ndarray, " n"]:
@@ -59,11 +70,11 @@ def replay_exits(dataset: Path, head_folder: Path, split: str) -> Int[ndarray, "
         Exit indices in ascending order of the problem numbers; excluded problems have none.
 
     Raises:
-        ValueError: a folder is incomplete, or the head was trained for another target than the data set's.
+        ValueError: as `open_head`, or the policy was certified with another head.
     """
-    policy, traces = load_policy(head_folder), load_traces(dataset, split)
-    reader = open_head(dataset, head_folder).reader
-    smoothed = smoothed_signals(reader, traces, ewma=policy.ewma, smooth_over=policy.smooth_over)
+    opened = open_head(dataset, head_folder)
+    policy, traces = load_own_policy(opened.loaded), load_traces(dataset, split)
+    smoothed = smoothed_signals(opened.reader, traces, ewma=policy.ewma, smooth_over=policy.smooth_over)
     exits, *_ = policy_exits([policy], smoothed, traces)
     return np.asarray(exits)
 
@@ -81,10 +92,10 @@ def evaluate_policy(
         bootstrap: resampling settings.
 
     Raises:
-        ValueError: a folder is incomplete, or the head was trained for another target than the data set's.
+        ValueError: as `open_head`, or the policy was certified with another head.
     """
-    policy = load_policy(head_folder)
-    reader = open_head(dataset, head_folder).reader
+    opened = open_head(dataset, head_folder)
+    policy = load_own_policy(opened.loaded)
     splits = Splits(*(load_traces(dataset, split) for split in Splits._fields))
-    smoothed = smoothed_signals(reader, splits.test, ewma=policy.ewma, smooth_over=policy.smooth_over)
+    smoothed = smoothed_signals(opened.reader, splits.test, ewma=policy.ewma, smooth_over=policy.smooth_over)
     return compare_methods(splits, policy, smoothed, risk=risk, latency=latency, bootstrap=bootstrap)

@@ -12,16 +12,14 @@ from tqdm import tqdm
 
 from ace_learn.artifacts import JSON, JsonFields, write_json
 from ace_learn.engines.hf import HFEngine
-from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.bootstrap import Bootstrap, percentile_interval
-from ace_learn.labels.probing import Problem, label_batch
+from ace_learn.labels.probing import as_problem, label_batch
 from ace_learn.labels.records import TraceRecord
 from ace_learn.models.target import EMBEDDED, Target, TargetConfig, load_target
 from ace_learn.reasoner import Problem as ReasonerProblem
 from ace_learn.reasoner import generate_problems
 from ace_learn.reasoner.problems import FAMILIES
-from ace_learn.tasks.chat import render_prompt
 from ace_learn.tasks.reasoner import problem_example
 
 _STATED = re.compile(r"So the answer is (-?\d+)")
@@ -46,6 +44,14 @@ class ReasonerEvaluation:
     """Problems decoded together."""
     output: Path | None = None
     """JSON file for the figures."""
+
+    def __post_init__(self) -> None:
+        """Checks the counts."""
+        if self.problems < 1 or self.batch_size < 1 or self.greedy_problems < 0:
+            raise ValueError(
+                "need problems >= 1, batch_size >= 1 and greedy_problems >= 0, not "
+                f"{self.problems}, {self.batch_size} and {self.greedy_problems}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,17 @@ def solve(target: Target, problems: Sequence[ReasonerProblem], sampling: Samplin
     with tqdm(total=len(problems), unit="problem", desc=f"temperature {sampling.temperature:g}") as bar:
         for start in range(0, len(problems), batch_size):
             chunk = problems[start : start + batch_size]
-            batch = [_as_build_problem(start + i, problem, target) for i, problem in enumerate(chunk)]
+            batch = [
+                as_problem(
+                    start + i,
+                    "test",
+                    problem_example(problem),
+                    target,
+                    max_new_tokens=_MAX_NEW_TOKENS,
+                    max_answer_tokens=_MAX_ANSWER_TOKENS,
+                )
+                for i, problem in enumerate(chunk)
+            ]
             records = label_batch(engine, batch, rows="boundaries", minimal="first").records
             solved.extend(
                 Solved(problem=problem, record=record, first_stated=_first_stated(record, target))
@@ -102,25 +118,6 @@ def _problems(count: int, seed: int) -> list[ReasonerProblem]:
     return [problem for group in zip(*streams, strict=True) for problem in group][:count]
 
 
-def _as_build_problem(number: int, problem: ReasonerProblem, target: Target) -> Problem:
-    example = problem_example(problem)
-    thinking, closed = (
-        tuple(render_prompt(target.tokenizer, example.messages, thinking=on, markers=target.markers))
-        for on in (True, False)
-    )
-    request = Request(
-        key=number,
-        prompt_ids=thinking,
-        contract=example.contract,
-        max_new_tokens=_MAX_NEW_TOKENS,
-        max_answer_tokens=_MAX_ANSWER_TOKENS,
-    )
-    no_think = Request(
-        key=number, prompt_ids=closed, contract=example.contract, thinking=False, max_new_tokens=_MAX_ANSWER_TOKENS
-    )
-    return Problem(number, "test", problem.prompt, example, request, no_think)
-
-
 def _first_stated(record: TraceRecord, target: Target) -> int | None:
     if record.excluded:
         return None
@@ -134,7 +131,7 @@ def family_figures(solved: Sequence[Solved]) -> dict[str, JSON]:
     first = [s.record.probe_correct[0] if s.record.probe_correct else s.record.full_correct for s in usable]
     repaired = [s.first_stated not in (None, s.problem.value) and s.record.full_correct for s in usable]
     think = np.array([s.record.think_end - s.record.think_start for s in usable], dtype=float)
-    minimal = np.array([minimal_tokens(s.record) for s in usable], dtype=float)
+    minimal = np.array([s.record.minimal_tokens for s in usable], dtype=float)
     return {
         "problems": len(solved),
         "excluded": len(solved) - len(usable),
@@ -146,13 +143,6 @@ def family_figures(solved: Sequence[Solved]) -> dict[str, JSON]:
         "think_tokens_mean": float(think.mean()) if usable else None,
         "boundaries_mean": float(np.mean([len(s.record.boundary) for s in usable])) if usable else None,
     }
-
-
-def minimal_tokens(record: TraceRecord) -> int:
-    """Tokens of the least thinking that keeps the answer (`first`)."""
-    if record.first < len(record.boundary):
-        return record.boundary[record.first] + 1
-    return record.think_end - record.think_start
 
 
 def _interval(values: Sequence[bool]) -> JSON:

@@ -40,9 +40,9 @@ def write_report(
     from ace_learn.evaluate.plots import plot_pareto
 
     report = report_json(evaluation, live=live, stages=stages, latency=latency, notes=notes or {})
-    write_json(folder / "report.json", report)
     plot_pareto(folder / "pareto.png", evaluation)
     write_text(folder / "report.md", report_markdown(evaluation, live=live, latency=latency))
+    write_json(folder / "report.json", report)  # last: who finds it finds the others
     return report
 
 

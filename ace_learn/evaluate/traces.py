@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from ace_learn.artifacts import is_temporary
+from ace_learn.features import broken_shard
 
 _INT_LISTS = ("boundary", "probe_tokens")
 _BOOL_LISTS = ("probe_matches", "probe_correct")
@@ -157,10 +158,8 @@ def _read_shard(path: Path, split: str) -> pa.Table:
     try:
         table = pq.read_table(path, columns=TRACE_SCHEMA.names, filters=[("split", "=", split)])
         return table.select(TRACE_SCHEMA.names).cast(TRACE_SCHEMA)
-    except (pa.ArrowException, KeyError) as error:
-        raise ValueError(
-            f"{path} is not a readable trace shard ({error}): delete its folder and build again"
-        ) from error
+    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+        raise broken_shard(path, f"the traces cannot be read ({error})") from error
 
 
 def _from_table(table: pa.Table, split: str) -> Traces:

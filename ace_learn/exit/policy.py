@@ -85,6 +85,8 @@ class ExitPolicy:
             raise ValueError(f"predicate {self.predicate!r} needs at least one threshold")
         if (self.predicate == "score") != (self.score is not None):
             raise ValueError("a score model goes with predicate 'score', and only with it")
+        if self.thresholds and self.predicate not in ("all", "any"):
+            raise ValueError(f"thresholds are not read by predicate {self.predicate!r}; leave them out")
 
     @classmethod
     def never(cls) -> ExitPolicy:
@@ -159,8 +161,8 @@ class ExitPolicy:
                 score=_score(data["score"]),
                 ewma=_number(data["ewma"]),
                 smooth_over=cast(SmoothOver, data["smooth_over"]),
-                patience=int(_number(data["patience"])),
-                min_thinking_tokens=int(_number(data["min_thinking_tokens"])),
+                patience=_whole(data["patience"]),
+                min_thinking_tokens=_whole(data["min_thinking_tokens"]),
                 certificate=_object_or_none(data["certificate"]),
             )
         except (TypeError, KeyError) as error:
@@ -205,6 +207,12 @@ def _check_signals(names: tuple[str, ...]) -> None:
 def _number(value: JSON) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _whole(value: JSON) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
     return value
 
 

@@ -75,6 +75,11 @@ class Span(NamedTuple):
         return (self.paragraph_sum_logprob / self.paragraph_tokens.clamp_min(1)).exp()
 
 
+def entropy_of(logprobs: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
+    """Entropy in nats of distributions given by their log-probabilities."""
+    return -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(-1)
+
+
 SPAN_SIZE = len(Span._fields)
 
 
@@ -128,7 +133,7 @@ class Decision(NamedTuple):
     held: Float[Tensor, " B"]
     """Consecutive boundaries, up to here, at which the predicate held."""
     forcing: Float[Tensor, " B"]
-    """Tokens of the think end that have been forced, the one after this token included; 0 before the exit."""
+    """Tokens of the think end that have been forced, the one after this token included; 0 while the rule may fire."""
 
     def pack(self) -> Float[Tensor, "B D"]:
         """The fields as columns."""
@@ -156,17 +161,18 @@ def decide(
     """One token further: the new decision state, and where the next token is forced.
 
     Fires at a boundary of a think span that is long enough, when the predicate has held for `patience` consecutive
-    boundaries, once per request. Behind a firing the following tokens of a longer think end are forced one by one.
+    boundaries. Behind a firing the following tokens of a longer think end are forced one by one. Labels and
+    certificates know the first think span alone, so a span that opens behind it is left alone.
     """
-    opens = (span.in_think > 0) & (span.tokens == 0)  # the think start itself is not thought; each block starts anew
-    thought = (span.in_think > 0) & ~opens
+    thought = (span.in_think > 0) & (span.tokens > 0)  # the think start itself is not thought
+    over = (span.in_think == 0) & (span.tokens > 0)
     closes = thought & (span.closed > 0)
     update = closes if policy.smooth_over == "boundaries" else thought
-    seen = (decision.seen > 0) & ~opens
+    seen = decision.seen > 0
     average = torch.where(seen[:, None], ewma_step(decision.smoothed, signals, policy.ewma), signals)
     smoothed = torch.where(update[:, None], average, decision.smoothed)
-    held = torch.where(closes, (decision.held + 1) * policy.holds(smoothed), decision.held * ~opens)
+    held = torch.where(closes, (decision.held + 1) * policy.holds(smoothed), decision.held)
     fires = closes & (decision.forcing == 0) & (held >= policy.patience) & (span.tokens >= policy.min_thinking_tokens)
     continues = (decision.forcing > 0) & (decision.forcing < end_length)
-    forcing = decision.forcing + (fires | continues)
+    forcing = torch.where(over, end_length, decision.forcing + (fires | continues))
     return Decision(smoothed, (seen | update).float(), held, forcing), fires | continues

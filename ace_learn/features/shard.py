@@ -109,7 +109,7 @@ class Shard:
         for name, expected in _expected_columns(spec, dtype, self.num_rows).items():
             column = self._columns.get(name, _NOWHERE)
             if (column.dtype, column.shape) != expected:
-                raise _broken(
+                raise broken_shard(
                     path, f"column {name} is {column.dtype} {list(column.shape)}, not {expected[0]} {list(expected[1])}"
                 )
 
@@ -145,24 +145,24 @@ def _expected_columns(spec: FeatureSpec, dtype: str, rows: int) -> dict[str, tup
 
 def _read_header(path: Path) -> dict[str, Column]:
     if not path.is_file():
-        raise _broken(path, "the file is missing")
+        raise broken_shard(path, "the file is missing")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= size - 8:
-            raise _broken(path, "the file is cut off, or no safetensors file")
+            raise broken_shard(path, "the file is cut off, or no safetensors file")
         text = file.read(length)
     try:
         header = JsonFields.of(json.loads(text), where="header")
         columns = {name: _column(header.fields(name), 8 + length) for name in header.data if name != "__metadata__"}
         file_format = header.fields("__metadata__").text("format")
     except ValueError as error:
-        raise _broken(path, f"the header cannot be read ({error})") from error
+        raise broken_shard(path, f"the header cannot be read ({error})") from error
     if file_format != FORMAT:
-        raise _broken(path, f"the format is {file_format}, not {FORMAT}")
+        raise broken_shard(path, f"the format is {file_format}, not {FORMAT}")
     end = max((column.end for column in columns.values()), default=0)
     if size != end:
-        raise _broken(path, f"the file has {size:,} bytes where its header announces {end:,}")
+        raise broken_shard(path, f"the file has {size:,} bytes where its header announces {end:,}")
     return columns
 
 
@@ -176,7 +176,9 @@ def _column(entry: JsonFields, data: int) -> Column:
     return Column(dtype, shape, data + offsets[0], data + offsets[1])
 
 
-def _broken(path: Path, what: str) -> ValueError:
+def broken_shard(path: Path, what: str) -> ValueError:
+    """The error that a file of a shard is not usable, with the remedy."""
+    what = " ".join(what.split())
     return ValueError(
         f"shard {path.parent.name} is not usable: {path}: {what}. Delete the folder {path.parent} and run build again: "
         "it makes the missing shard anew and keeps the others"

@@ -11,9 +11,9 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ace_learn.artifacts import is_temporary, read_fields
+from ace_learn.artifacts import is_temporary, read_fields, sha256_file
 from ace_learn.exit import SIGNALS
-from ace_learn.features.shard import FEATURE_DTYPES, FILE_NAME, SPLITS, Shard
+from ace_learn.features.shard import FEATURE_DTYPES, FILE_NAME, SPLITS, Shard, broken_shard
 from ace_learn.features.spec import FeatureSpec, Source
 
 FORMAT = 1
@@ -132,6 +132,41 @@ class FeatureStore:
                 yield shard, numbers[low:high] - self._starts[index], places[low:high]
 
 
+def shard_folders(dataset: Path) -> list[Path]:
+    """The finished shards of a data set folder, in their order.
+
+    Raises:
+        ValueError: The folder holds no shards at all.
+    """
+    parent = dataset / "shards"
+    if not parent.is_dir():
+        raise ValueError(f"{dataset} holds no shards/: run `python -m ace_learn.build` first, or run it again")
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not is_temporary(entry))
+
+
+def verify_shards(dataset: Path) -> None:
+    """Compares every file of every shard with the hash that its shard.json gives; reads all of them once.
+
+    Raises:
+        ValueError: A shard is damaged; the message names it and what to do.
+        OSError: A file cannot be read.
+    """
+    for shard in shard_folders(dataset):
+        description = shard / "shard.json"
+        if not description.is_file():
+            raise broken_shard(description, "the file is missing")
+        try:
+            expected = read_fields(description).fields("sha256")
+            hashes = {name: expected.text(name) for name in expected.data}
+        except ValueError as error:
+            raise broken_shard(description, str(error)) from error
+        for name, sha256 in hashes.items():
+            if not (shard / name).is_file():
+                raise broken_shard(shard / name, "the file is missing")
+            if sha256_file(shard / name) != sha256:
+                raise broken_shard(shard / name, "the file is damaged: its SHA-256 is not the one in shard.json")
+
+
 def _dataset_json(folder: Path) -> Path:
     path = folder / "dataset.json"
     if not path.is_file():
@@ -140,11 +175,10 @@ def _dataset_json(folder: Path) -> Path:
 
 
 def _shard_files(folder: Path, expected: int) -> list[Path]:
-    parent = folder / "shards"
-    shards = sorted(entry for entry in parent.iterdir() if entry.is_dir() and not is_temporary(entry))
+    shards = shard_folders(folder)
     if len(shards) != expected:
         raise ValueError(
-            f"{parent} has {len(shards)} shards where dataset.json announces {expected}; "
+            f"{folder / 'shards'} has {len(shards)} shards where dataset.json announces {expected}; "
             "run build again: it makes what is missing"
         )
     return [shard / FILE_NAME for shard in shards]

@@ -5,7 +5,7 @@ metrics are `ace_learn.heads.metrics`.
 """
 
 from ace_learn.heads.config import OptimizerConfig, TrainConfig, TrainerConfig
-from ace_learn.heads.export import HeadCard, LoadedHead, load_head, save_head
+from ace_learn.heads.export import HeadCard, LoadedHead, load_head, load_own_policy, save_head
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.heads.losses import LossWeights
 
@@ -19,5 +19,6 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "load_head",
+    "load_own_policy",
     "save_head",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ace_learn.artifacts import JSON
+from ace_learn.artifacts import JSON, config_json
 from ace_learn.features import SOURCES, Source
 from ace_learn.heads.head import HeadConfig
 from ace_learn.heads.losses import LossWeights
@@ -85,15 +85,4 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, JSON]:
         """The config as a JSON object."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
-
-
-def _plain(value: object) -> JSON:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    assert value is None or isinstance(value, str | int | float), f"{value!r} has no place in a config"
-    return value
+        return config_json(self)

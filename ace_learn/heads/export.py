@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from ace_learn.artifacts import JSON, JsonFields, read_fields, sha256_file, write_bytes, write_json
+from ace_learn.exit.policy import ExitPolicy, load_policy
 from ace_learn.features import FeatureSpec
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.models.identity import TargetIdentity
@@ -82,11 +83,13 @@ class LoadedHead:
     Attributes:
         head: The module, in evaluation mode, on the CPU.
         card: What it is and where it comes from.
+        weights_sha256: Hash of its weights; a certificate names it.
         folder: Where it was read; a policy may lie there too.
     """
 
     head: SignalHead
     card: HeadCard
+    weights_sha256: str
     folder: Path
 
     @property
@@ -136,9 +139,28 @@ def load_head(folder: Path, expect: TargetIdentity | None = None) -> LoadedHead:
     card = HeadCard.from_json(fields)
     if expect is not None:
         _refuse_other_target(folder, card.identity, expect)
-    head = SignalHead(card.config, card.spec.size)
-    _load_weights(head, folder / WEIGHTS_NAME, fields.text("weights_sha256"))
-    return LoadedHead(head=head.eval(), card=card, folder=folder)
+    sha256 = fields.text("weights_sha256")
+    head = _load_weights(card, folder / WEIGHTS_NAME, sha256)
+    return LoadedHead(head=head.eval(), card=card, weights_sha256=sha256, folder=folder)
+
+
+def load_own_policy(head: LoadedHead) -> ExitPolicy:
+    """Reads the policy that lies beside a head; its certificate must have been made with this very head.
+
+    Raises:
+        ValueError: The folder holds no policy, a damaged one, or one that was calibrated with another head.
+    """
+    policy = load_policy(head.folder)
+    if policy.certificate is None:
+        return policy
+    certified = JsonFields.of(policy.certificate, where=f"{head.folder / 'policy.json'}: certificate")
+    if certified.text("head_sha256") != head.weights_sha256:
+        raise ValueError(
+            f"the policy in {head.folder} was certified with another head (weights {certified.text('head_sha256')}) "
+            f"than the one beside it (weights {head.weights_sha256}), so its certificate proves nothing here; run "
+            "calibrate with this head, or copy the whole folder that calibrate wrote"
+        )
+    return policy
 
 
 def _refuse_other_target(folder: Path, found: TargetIdentity, expect: TargetIdentity) -> None:
@@ -151,11 +173,19 @@ def _refuse_other_target(folder: Path, found: TargetIdentity, expect: TargetIden
         )
 
 
-def _load_weights(head: SignalHead, path: Path, sha256: str) -> None:
+def _load_weights(card: HeadCard, path: Path, sha256: str) -> SignalHead:
     if not path.is_file() or sha256_file(path) != sha256:
         state = "damaged: its SHA-256 is not the one in config.json" if path.is_file() else "missing"
         raise ValueError(f"{path} is {state}; copy the head folder again, or train it again")
+    # Before the head is made: a config may announce more than fits into the memory.
+    values, size = card.config.num_values(card.spec.size), path.stat().st_size
+    if 4 * values > size:
+        raise ValueError(
+            f"{path} does not hold the weights that config.json describes: {values:,} numbers in {size:,} bytes"
+        )
+    head = SignalHead(card.config, card.spec.size)
     try:
         head.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"{path} does not hold the weights that config.json describes: {error}") from error
+    return head

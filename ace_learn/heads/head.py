@@ -39,13 +39,26 @@ class HeadConfig:
         """Checks the values.
 
         Raises:
-            ValueError: A value is out of range.
+            ValueError: A value is out of range, or is not read by this architecture.
         """
         if self.width < 1 or self.members < 1 or not 0 <= self.dropout < 1:
             raise ValueError(
                 "a head needs width >= 1, members >= 1 and 0 <= dropout < 1; "
                 f"got width={self.width}, members={self.members}, dropout={self.dropout}"
             )
+
+        unread = {"linear": ("width", "members", "dropout"), "mlp": ("members",), "ensemble": ()}[self.arch]
+        set_anyway = [name for name in unread if getattr(self, name) != getattr(type(self), name)]
+        if set_anyway:
+            raise ValueError(f"a head of arch {self.arch} does not read {', '.join(set_anyway)}; leave them out")
+
+    def num_values(self, feature_size: int) -> int:
+        """How many numbers a head of this kind is made of, its normalisation included."""
+        outputs = len(SIGNALS)
+        if self.arch == "linear":
+            return 2 * feature_size + (feature_size + 1) * outputs
+        members = self.members if self.arch == "ensemble" else 1
+        return 2 * feature_size + members * ((feature_size + 1) * self.width + (self.width + 1) * outputs)
 
     def to_json(self) -> dict[str, JSON]:
         """The config as a JSON object."""

@@ -30,7 +30,7 @@ from ace_learn.artifacts import (
     write_text,
     writer_lock,
 )
-from ace_learn.features import FeatureStore
+from ace_learn.features import FeatureStore, verify_shards
 from ace_learn.heads.baselines import linear_baseline
 from ace_learn.heads.config import TrainConfig, TrainerConfig
 from ace_learn.heads.data import FeatureData, FeatureTable, Statistics, feature_statistics
@@ -74,7 +74,7 @@ def train_head(config: TrainConfig) -> TrainReport:
         Metrics on the validation split, of the head and of linear models on the same features.
 
     Raises:
-        ValueError: The data set is unusable or lacks the sources, OUTPUT belongs to another run or is being written,
+        ValueError: The data set is damaged or lacks the sources, OUTPUT belongs to another run or is being written,
             there is no such device, or training diverged.
         OSError: A file cannot be read or written.
     """
@@ -82,6 +82,8 @@ def train_head(config: TrainConfig) -> TrainReport:
     store = FeatureStore(config.dataset)
     spec = store.spec.subset(config.sources)
     identity = TargetIdentity.from_json(store.dataset.fields("target").data)
+    if not (config.output / CONFIG_NAME).exists():
+        verify_shards(config.dataset)
     with writer_lock(config.output):
         clean_stale(config.output)
         _claim(config, store.sha256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,25 +17,27 @@ from ace_learn.artifacts import (
     ProvenanceRecorder,
     atomic_folder,
     clean_stale,
-    dump_config,
+    read_fields,
     read_json,
     sha256_file,
     sha256_json,
     write_json,
-    write_text,
     writer_lock,
 )
 from ace_learn.engines.capture import CaptureRows
 from ace_learn.engines.hf import HFEngine
-from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
-from ace_learn.features import SPLITS, FeatureSpec, Source, write_features
-from ace_learn.labels.probing import Labelled, Problem, label_batch
+from ace_learn.features import SOURCES, SPLITS, FeatureSpec, Source, shard_folders, write_features
+from ace_learn.labels.claim import claim, refuse_other_recipe, release
+from ace_learn.labels.probing import Labelled, Problem, as_problem, label_batch
 from ace_learn.labels.records import TraceRecord, write_records
 from ace_learn.labels.summary import write_summary
 from ace_learn.labels.targets import Minimal
 from ace_learn.models.target import Target, TargetConfig, load_target
-from ace_learn.tasks import TaskConfig, build_task, render_prompt
+from ace_learn.tasks import TaskConfig, build_task
+
+_ENOUGH_TRACES = 32
+"""So many traces without anything to learn from end a build early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,11 @@ class FeatureConfig:
     """Decoder layers behind `target_aux`; None: the three that EAGLE-3 taps."""
     rows: CaptureRows = "boundaries"
     """`boundaries`, or `all` tokens of the think span (needed to smooth signals over tokens)."""
+
+    def __post_init__(self) -> None:
+        """Refuses layers that nothing would read."""
+        if self.aux_layers is not None and "target_aux" not in self.sources:
+            raise ValueError("aux_layers are read by the source target_aux alone; add it to sources, or leave them out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +113,8 @@ class _ShardCounts:
         return {
             "problems": len(self.records),
             "excluded": sum(record.excluded for record in self.records),
+            "usable": sum(not record.excluded for record in self.records),
+            "answered": sum(map(_answered, self.records)),
             "boundaries": sum(len(record.boundary) for record in self.records),
             "trace_tokens": sum(part.trace_tokens for part in self.parts),
             "probe_tokens": sum(part.probe_tokens for part in self.parts),
@@ -115,34 +125,38 @@ class _ShardCounts:
 def build_dataset(config: BuildConfig) -> Path:
     """Builds or continues a data set; returns its folder.
 
+    dataset.json comes last: a folder with it, of the same recipe and with every shard, is complete. A shard that is
+    missing is made anew.
+
     Raises:
-        ValueError: The recipe cannot be built (model, task, contract), the folder holds another data set, or another
-            process is writing it.
+        ValueError: The recipe cannot be built (model, task, contract), the folder holds another data set, the model or
+            the problems have changed since it was begun, or another process is writing it.
         OSError: The disk is full; finished shards stay.
     """
     output = config.output
     output.mkdir(parents=True, exist_ok=True)
     with writer_lock(output), ProvenanceRecorder() as provenance:
-        if (output / "dataset.json").exists() and _same_recipe(config):
+        refuse_other_recipe(config, output)
+        target = load_target(config.target)
+        engine = _engine(config, target)
+        problems = _problems(config, target)
+        claim(config, output, target.identity, problems)
+        groups = [problems[i : i + config.shard_size] for i in range(0, len(problems), config.shard_size)]
+        folders = [output / "shards" / f"{number:05d}" for number in range(len(groups))]
+        missing = [number for number, folder in enumerate(folders) if not (folder / "shard.json").is_file()]
+        if not missing and (output / "dataset.json").exists():
             print(f"{output} is complete; delete it to build it again")
             return output
-        target = load_target(config.target)
-        problems = _problems(config, target)
-        _claim(config)
-        shards = output / "shards"
-        shards.mkdir(exist_ok=True)
-        clean_stale(shards)
-        groups = [problems[i : i + config.shard_size] for i in range(0, len(problems), config.shard_size)]
+        (output / "dataset.json").unlink(missing_ok=True)
+        (output / "shards").mkdir(exist_ok=True)
+        clean_stale(output / "shards")
         with tqdm(total=len(problems), unit="problem", desc="build", smoothing=0.05) as bar:
-            for number, group in enumerate(groups):
-                folder = shards / f"{number:05d}"
-                if not folder.exists():
-                    _write_shard(folder, _engine(config, target), group, config, bar)
-                else:
-                    bar.update(len(group))
-        _finish(config, target, len(groups))
+            bar.update(len(problems) - sum(len(groups[number]) for number in missing))
+            for number in missing:
+                _write_shard(folders[number], engine, groups[number], config, bar, last=number == missing[-1])
         write_summary(output)
         provenance.write(output)
+        _describe(config, target, folders)
     return output
 
 
@@ -153,49 +167,18 @@ def _problems(config: BuildConfig, target: Target) -> list[Problem]:
         [name for name in SPLITS if name in config.splits], [config.splits[n] for n in SPLITS if n in config.splits]
     )
     np.random.default_rng(config.seed).shuffle(labels)
-    examples = build_task(config.task).examples(count, config.seed)
-    problems = []
-    for index, example in enumerate(examples):
-        thinking, closed = (
-            tuple(
-                render_prompt(
-                    target.tokenizer, example.messages, thinking=on, markers=target.markers, plain=config.plain
-                )
-            )
-            for on in (True, False)
-        )
-        request = Request(
-            key=index,
-            prompt_ids=thinking,
-            contract=example.contract,
+    return [
+        as_problem(
+            index,
+            str(labels[index]),
+            example,
+            target,
             max_new_tokens=config.max_new_tokens,
             max_answer_tokens=config.max_answer_tokens,
+            plain=config.plain,
         )
-        no_think = Request(
-            key=index,
-            prompt_ids=closed,
-            contract=example.contract,
-            thinking=False,
-            max_new_tokens=config.max_answer_tokens,
-        )
-        prompt = "\n".join(message["content"] for message in example.messages)
-        problems.append(Problem(index, str(labels[index]), prompt, example, request, no_think))
-    return problems
-
-
-def _claim(config: BuildConfig) -> None:
-    """Takes an empty folder for this recipe, or makes sure that it is this recipe's."""
-    if not (config.output / "config.yaml").exists():
-        write_text(config.output / "config.yaml", dump_config(config))
-    elif not _same_recipe(config):
-        raise ValueError(
-            f"{config.output} was built from another recipe (see its config.yaml); name another --output or delete it"
-        )
-
-
-def _same_recipe(config: BuildConfig) -> bool:
-    path = config.output / "config.yaml"
-    return path.exists() and path.read_text(encoding="utf-8") == dump_config(config)
+        for index, example in enumerate(build_task(config.task).examples(count, config.seed))
+    ]
 
 
 def _engine(config: BuildConfig, target: Target) -> HFEngine:
@@ -221,43 +204,59 @@ def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
 
 
 def _write_shard(
-    folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn]
+    folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn], *, last: bool
 ) -> None:
     counts = _ShardCounts()
     for start in range(0, len(problems), config.batch_size):
         batch = problems[start : start + config.batch_size]
         counts.add(label_batch(engine, batch, rows=config.features.rows, minimal=config.minimal))
         bar.update(len(batch))
-    _check_labels(counts.records, config)
+    useless = _useless(folder.parent, counts.records, config, last=last)
+    if useless is not None:
+        release(config.output)
+        raise ValueError(useless)
+    if folder.is_dir():
+        shutil.rmtree(folder)  # without its shard.json, so that it counts as missing
     split = torch.tensor([SPLITS.index(problem.split) for problem in problems])
     first = problems[0].number
     with atomic_folder(folder) as temporary:
         write_records(temporary / "traces.parquet", counts.records)
         columns = {name: torch.cat([part.rows[name] for part in counts.parts]) for name in counts.parts[0].rows}
         kept = {
-            name: column for name, column in columns.items() if name in config.features.sources or name not in _SOURCES
+            name: column for name, column in columns.items() if name in config.features.sources or name not in SOURCES
         }
         write_features(temporary, kept | {"split": split[columns["trace"] - first]})
         files = {name: sha256_file(temporary / name) for name in ("traces.parquet", "features.safetensors")}
         write_json(temporary / "shard.json", {**counts.to_json(), "sha256": dict(files)})
 
 
-_SOURCES = frozenset({"target_last", "target_aux", "scalars"})
-
-
-def _check_labels(records: Sequence[TraceRecord], config: BuildConfig) -> None:
-    """Refuses to go on where a whole shard yields nothing to learn from."""
-    usable = [record for record in records if not record.excluded]
-    if not usable:
-        raise ValueError(
-            f"none of {len(records)} traces began and ended its thinking within {config.max_new_tokens} tokens; raise "
+def _useless(shards: Path, records: Sequence[TraceRecord], config: BuildConfig, *, last: bool) -> str | None:
+    """Why it makes no sense to go on: no trace so far can be learned from, and there are many or no more to come."""
+    done = [shard / "shard.json" for shard in shard_folders(shards.parent)]
+    counts = [read_fields(path) for path in done if path.is_file()]
+    traces, usable, answered = (
+        sum(count.integer(name) for count in counts) + value
+        for name, value in (
+            ("problems", len(records)),
+            ("usable", sum(not record.excluded for record in records)),
+            ("answered", sum(_answered(record) for record in records)),
+        )
+    )
+    if usable == 0 and (last or traces >= _ENOUGH_TRACES):
+        return (
+            f"none of {traces} traces began and ended its thinking within {config.max_new_tokens} tokens; raise "
             "--max_new_tokens, or check the think markers (--target.think) and the chat template"
         )
-    if all(record.full_answer is None for record in usable):
-        raise ValueError(
-            f"the contract {usable[0].contract} never committed an answer in {len(usable)} traces; check that the "
+    if answered == 0 and (last or usable >= _ENOUGH_TRACES):
+        return (
+            f"the contract {records[0].contract} never committed an answer in {usable} traces; check that the "
             "prompt asks for that form, choose another contract, or raise --max_answer_tokens"
         )
+    return None
+
+
+def _answered(record: TraceRecord) -> bool:
+    return not record.excluded and record.full_answer is not None
 
 
 def _naive_probe_tokens(record: TraceRecord) -> int:
@@ -265,8 +264,9 @@ def _naive_probe_tokens(record: TraceRecord) -> int:
     return len(record.prompt_ids) * len(record.boundary) + sum(record.probe_tokens)
 
 
-def _finish(config: BuildConfig, target: Target, num_shards: int) -> None:
-    shards: list[JSON] = [read_json(config.output / "shards" / f"{i:05d}" / "shard.json") for i in range(num_shards)]
+def _describe(config: BuildConfig, target: Target, folders: Sequence[Path]) -> None:
+    """Writes dataset.json, which makes the data set complete."""
+    shards: list[JSON] = [read_json(folder / "shard.json") for folder in folders]
     sampling: dict[str, JSON] = asdict(config.sampling)
     dtype = str(target.output_layer.weight.dtype).removeprefix("torch.")
     write_json(
@@ -283,7 +283,7 @@ def _finish(config: BuildConfig, target: Target, num_shards: int) -> None:
             "max_answer_tokens": config.max_answer_tokens,
             "think_end": list(target.markers.end),
             "num_problems": sum(config.splits.values()),
-            "num_shards": num_shards,
+            "num_shards": len(folders),
             "sha256": sha256_json(shards),
         },
     )

@@ -13,7 +13,9 @@ from ace_learn.engines.hf import Branch, HFEngine, Rollouts
 from ace_learn.engines.requests import Output, Request
 from ace_learn.labels.records import TraceRecord, answer_text
 from ace_learn.labels.targets import Minimal, minimal_boundary, targets
+from ace_learn.models.target import Target
 from ace_learn.tasks.base import Example
+from ace_learn.tasks.chat import render_prompt
 
 
 class Problem(NamedTuple):
@@ -45,6 +47,45 @@ class _Boundary(NamedTuple):
     confidence: float
     length: int
     """Output tokens up to and including the boundary."""
+
+
+def as_problem(
+    number: int,
+    split: str,
+    example: Example,
+    target: Target,
+    *,
+    max_new_tokens: int,
+    max_answer_tokens: int,
+    plain: bool = False,
+) -> Problem:
+    """An example as a problem of a build: its request with thinking, and the one without.
+
+    Raises:
+        ValueError: The target's chat template cannot render it.
+    """
+
+    def prompt(*, thinking: bool) -> tuple[int, ...]:
+        return tuple(
+            render_prompt(target.tokenizer, example.messages, thinking=thinking, markers=target.markers, plain=plain)
+        )
+
+    request = Request(
+        key=number,
+        prompt_ids=prompt(thinking=True),
+        contract=example.contract,
+        max_new_tokens=max_new_tokens,
+        max_answer_tokens=max_answer_tokens,
+    )
+    no_think = Request(
+        key=number,
+        prompt_ids=prompt(thinking=False),
+        contract=example.contract,
+        thinking=False,
+        max_new_tokens=max_answer_tokens,
+    )
+    shown = "\n".join(message["content"] for message in example.messages)
+    return Problem(number, split, shown, example, request, no_think)
 
 
 def label_batch(engine: HFEngine, problems: Sequence[Problem], *, rows: CaptureRows, minimal: Minimal) -> Labelled:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, List, Value
 
 from ace_learn.contracts import JSON
+from ace_learn.features import broken_shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,13 @@ class TraceRecord:
     boundary_confidence: list[float]
     first: int
     stable: int
+
+    @property
+    def minimal_tokens(self) -> int:
+        """Tokens of the least thinking that keeps the answer (`first`)."""
+        if self.first < len(self.boundary):
+            return self.boundary[self.first] + 1
+        return self.think_end - self.think_start
 
 
 FEATURES = Features(
@@ -97,8 +105,8 @@ def read_records(path: Path) -> list[TraceRecord]:
     """
     try:
         return [TraceRecord(**row) for row in pq.read_table(path).to_pylist()]
-    except (pa.ArrowInvalid, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete its shard folder and run build again") from error
+    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+        raise broken_shard(path, f"the traces cannot be read ({error})") from error
 
 
 def answer_text(answer: JSON) -> str | None:

@@ -10,14 +10,15 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from ace_learn.artifacts import JSON, read_fields, write_json
+from ace_learn.features import shard_folders
 from ace_learn.labels.records import TraceRecord, read_records
 
 _BINS = 10
 
 
 def write_summary(dataset: Path) -> dict[str, JSON]:
-    """Writes `summary.json` and `summary.png` of a finished data set and prints the numbers."""
-    shards = sorted((dataset / "shards").iterdir())
+    """Writes `summary.json` and `summary.png` of a data set whose shards are all there, and prints the numbers."""
+    shards = shard_folders(dataset)
     counts = [read_fields(shard / "shard.json") for shard in shards]
     totals = {
         name: sum(count.integer(name) for count in counts)
@@ -60,14 +61,8 @@ def _family(records: Sequence[TraceRecord]) -> dict[str, JSON]:
         "no_think_accuracy": sum(record.no_think_correct for record in records) / count,
         "boundaries_mean": sum(len(record.boundary) for record in records) / count,
         "think_tokens_mean": think / count,
-        "minimal_share": sum(map(_minimal_tokens, records)) / max(1, think),
+        "minimal_share": sum(record.minimal_tokens for record in records) / max(1, think),
     }
-
-
-def _minimal_tokens(record: TraceRecord) -> int:
-    if record.first < len(record.boundary):
-        return record.boundary[record.first] + 1
-    return record.think_end - record.think_start
 
 
 def _text(summary: dict[str, JSON], usable: Sequence[TraceRecord]) -> str:
@@ -94,7 +89,7 @@ def _plot(path: Path, records: Sequence[TraceRecord], curve: Float[ndarray, " bi
     left.plot((np.arange(_BINS) + 0.5) / _BINS, curve, marker="o")
     left.set(xlabel="relative position of the exit in the thinking", ylabel="answers that match the full trace's")
     left.set(xlim=(0, 1), ylim=(0, 1.02))
-    share = [_minimal_tokens(record) / max(1, record.think_end - record.think_start) for record in records]
+    share = [record.minimal_tokens / max(1, record.think_end - record.think_start) for record in records]
     right.hist(share, bins=20, range=(0, 1))
     right.set(xlabel="minimal reasoning / full thinking (tokens)", ylabel="traces", xlim=(0, 1))
     figure.savefig(path, dpi=130)

@@ -24,7 +24,16 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "B Q heads E"], None]:
-    """Scaled dot-product attention under the mask of `SlotCache.begin`."""
+    """Scaled dot-product attention under the mask of `SlotCache.begin`.
+
+    Raises:
+        ValueError: The model asks for attention of another kind (soft caps, sinks).
+    """
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(
+            f"the model's attention uses {', '.join(unknown)}, which the HF reference engine does not have"
+        )
     batch, heads, rows, _ = query.shape
     groups = heads // key.shape[1]
     stacked = query.reshape(batch, key.shape[1], groups * rows, -1)

@@ -7,7 +7,7 @@ rejected drafts (overwritten later) and forks of a trace (copied rows) then need
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
@@ -89,7 +89,7 @@ class SlotCache(Cache):
     def begin(self, positions: Int[Tensor, "B Q"], longest: int) -> Bool[Tensor, "B 1 Q L"]:
         """Prepares a step that writes at `positions` (all below `longest`); returns its attention mask."""
         if longest > self.capacity:
-            self.capacity = max(longest, 2 * self.capacity)
+            self.capacity = max(longest, self.capacity + max(_GROWTH, self.capacity // 4))
             for layer in self.slot_layers:
                 layer.grow(self.capacity)
         self.positions, self.visible = positions, longest
@@ -103,18 +103,15 @@ class SlotCache(Cache):
             layer.swap(a, b)
 
     @torch.inference_mode()
-    def fork(self, rows: Int[Tensor, " n"], length: int) -> SlotCache:
-        """A new cache whose row i is a copy of the first `length` positions of `rows[i]`."""
-        fork = SlotCache(len(self.slot_layers), len(rows), length)
+    def fork(self, rows: Int[Tensor, " n"], length: int, *, room: int = 0) -> SlotCache:
+        """A new cache whose row i is a copy of the first `length` positions of `rows[i]`, with `room` behind them."""
+        fork = SlotCache(len(self.slot_layers), len(rows), length + room)
         for source, copy in zip(self.slot_layers, fork.slot_layers, strict=True):
             assert source.keys is not None, "fork of a cache that was never written"
             assert source.values is not None
-            copy.keys = source.keys[:, :, :length].index_select(0, rows)
-            copy.values = source.values[:, :, :length].index_select(0, rows)
-            copy.is_initialized = True
+            copy.lazy_initialization(source.keys, source.values)
+            assert copy.keys is not None
+            assert copy.values is not None
+            copy.keys[:, :, :length] = source.keys[rows, :, :length]
+            copy.values[:, :, :length] = source.values[rows, :, :length]
         return fork
-
-
-def entropy_of(logprobs: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
-    """Entropy in nats of distributions given by their log-probabilities."""
-    return -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(-1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,7 +27,10 @@ _SAMPLES_PER_WEIGHT = 64
 EMBEDDED = "ace_learn/reasoner"
 """Model name of the embedded reasoner."""
 
-_OutputHook = Callable[[nn.Module, tuple[Tensor, ...], "Tensor | tuple[Tensor, ...]"], None]
+_OUTPUT = -1
+"""Where the input of the output layer is kept."""
+
+_InputHook = Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class RowOutputs(NamedTuple):
     last: Float[Tensor, "B Q H"]
     """Input of the output layer (after the final norm, where the family norms first)."""
     aux: Float[Tensor, "B Q A"]
-    """Outputs of the tapped layers, concatenated; A = 0 without taps."""
+    """The hidden states that enter the tapped layers, concatenated; A = 0 without taps."""
 
 
 class Target:
@@ -80,10 +84,11 @@ class Target:
         """
         text_config = model.config.get_text_config()
         window = getattr(text_config, "sliding_window", None)
-        if window and "sliding_attention" in (getattr(text_config, "layer_types", None) or ["sliding_attention"]):
+        kinds = set(getattr(text_config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+        if kinds != {"full_attention"}:
             raise ValueError(
-                f"{name}: sliding-window attention ({window} tokens) is not supported by the HF reference engine; "
-                "use a model with full attention"
+                f"{name}: its layers are {', '.join(sorted(kinds))}, and the HF reference engine runs full_attention "
+                "alone; use a model with full attention in every layer"
             )
         model.set_attn_implementation(GROUPED_ATTENTION)
         self.model = model.eval()
@@ -93,6 +98,10 @@ class Target:
         if not isinstance(self.output_layer, nn.Linear):
             raise ValueError(f"{name}: the model has no linear output layer; load a causal language model")
         self.vocab_size = self.output_layer.out_features
+        if max(*markers.start, *markers.end) >= self.vocab_size:
+            raise ValueError(
+                f"{name}: the think markers {markers} are beyond the model's {self.vocab_size} embeddings; resize them"
+            )
         self.layers = _decoder_layers(model, text_config.num_hidden_layers, name)
         self.context_length = int(getattr(text_config, "max_position_embeddings", 1 << 30))
         self.tables = BoundaryTables.from_tokenizer(tokenizer, self.vocab_size)
@@ -116,7 +125,7 @@ class Target:
     def stop_ids(self) -> frozenset[int]:
         """End-of-sequence tokens of the generation config and the tokenizer."""
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        ids = [*(configured if isinstance(configured, list) else [configured]), self.tokenizer.eos_token_id]
         return frozenset(int(i) for i in ids if i is not None)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -126,9 +135,13 @@ class Target:
         return text
 
     def default_aux_layers(self) -> tuple[int, ...]:
-        """The three layers that EAGLE-3 taps: low, middle, high (0-based outputs of decoder layers, all distinct)."""
+        """The layers that EAGLE-3 taps by default, (2, n // 2, n - 3); the last three where those collide.
+
+        As in vLLM, layer i stands for the hidden states that enter decoder layer i.
+        """
         n = len(self.layers)
-        return tuple(sorted({min(2, n - 1), n // 2, max(0, n - 3)} if n >= 6 else set(range(max(0, n - 3), n))))
+        tapped = (2, n // 2, n - 3)
+        return tapped if 2 < n // 2 < n - 3 else tuple(range(max(0, n - 3), n))
 
     def new_cache(self, num_slots: int) -> SlotCache:
         """An empty cache for `num_slots` requests."""
@@ -152,38 +165,35 @@ class Target:
             positions: Sequence position of each token.
             cache: Written at `positions`.
             longest: One more than the largest position.
-            aux_layers: Decoder layers whose outputs are returned.
+            aux_layers: Decoder layers whose inputs are returned.
             last_only: Compute the output layer for the last column alone (Q = 1 in `logits` and `last`).
         """
         mask = cache.begin(positions, longest)
         with self._tapped(aux_layers) as taps:
             output = self.model(
                 input_ids=tokens,
-                position_ids=positions,
+                position_ids=positions.clamp_max(self.context_length - 1),  # padding may stand beyond the context
                 attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=int(last_only),
             )
         aux = [taps[layer] for layer in aux_layers]
-        last = taps[-1]
+        last = taps[_OUTPUT]
         return RowOutputs(logits=output.logits.float(), last=last, aux=torch.cat(aux, dim=-1) if aux else last[..., :0])
 
     @contextmanager
     def _tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         taps: dict[int, Tensor] = {}
 
-        def keep_output(index: int) -> _OutputHook:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-                taps[index] = output[0] if isinstance(output, tuple) else output
+        def keep_input(index: int) -> _InputHook:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+                taps[index] = args[0] if args else kwargs["hidden_states"]
 
             return hook
 
-        def keep_input(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            taps[-1] = args[0]
-
-        handles = [self.layers[layer].register_forward_hook(keep_output(layer)) for layer in layers]
-        handles.append(self.output_layer.register_forward_pre_hook(keep_input))
+        tapped = [*((layer, self.layers[layer]) for layer in layers), (_OUTPUT, self.output_layer)]
+        handles = [module.register_forward_pre_hook(keep_input(i), with_kwargs=True) for i, module in tapped]
         try:
             yield taps
         finally:
@@ -215,13 +225,25 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}; name auto, cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; use --target.device cpu or auto")
+    return name
+
+
 def load_target(config: TargetConfig) -> Target:
     """Loads the target that a recipe names.
 
     Raises:
         ValueError: There is no such model, it has no think markers, or its architecture is not supported.
     """
-    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(config.device)
     if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ValueError(f"unknown dtype {config.dtype!r}; known: auto, float32, bfloat16, float16")
     source = str(weights_path()) if config.model == EMBEDDED else config.model
@@ -235,8 +257,9 @@ def load_target(config: TargetConfig) -> Target:
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=config.dtype, revision=config.revision, device_map={"": device}
         )
-    except OSError as error:
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"cannot load the model {config.model!r}: {error}. Name a folder, or a hub id that this machine can reach."
+            f"cannot load the model {config.model!r}: {error}. Name a complete folder, or a hub id that this machine "
+            "can reach."
         ) from error
     return Target(model, tokenizer, markers, name=config.model)

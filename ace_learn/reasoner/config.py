@@ -54,5 +54,7 @@ class ReasonerTrainingConfig:
     """CPU threads."""
     precision: Literal["bf16-mixed", "32-true"] = "bf16-mixed"
     """Arithmetic of the forward pass; weights are float32 either way."""
+    start_from: str | None = None
+    """Folder of a reasoner whose weights and tokenizer the run starts from; None: from nothing."""
     resume: bool = True
     """Continue from `last.ckpt` in `work_dir` if there is one."""

@@ -6,28 +6,29 @@ can score answers.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, TypedDict
 
 AnswerFormat = Literal["boxed", "choice", "json"]
-Family = Literal["chain", "boxes", "legs"]
+Family = Literal["chain", "shop", "legs"]
 Operand = int | str
 """A literal number, or the name of a number that an earlier step computed."""
 
-FAMILIES: tuple[Family, ...] = ("chain", "boxes", "legs")
+FAMILIES: tuple[Family, ...] = ("chain", "shop", "legs")
 ANSWER_FORMATS: tuple[AnswerFormat, ...] = ("boxed", "choice", "json")
-LETTERS = ("A", "B", "C", "D")
+NUM_OPTIONS = 4
+"""Values on offer in a multiple choice."""
 RESULT = "result"
 """The name of the number that programs compute, unless the question asks for a named one."""
 
 MAX_VALUE = 99
-"""Chains and boxes never hold more."""
-COLOURS = ("red", "blue", "green", "white", "black", "pink")
+"""Chains never hold more."""
+GOODS = ("pens", "books", "cups", "maps", "keys", "bags", "hats", "pots")
 _JSON_SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 _INSTRUCTIONS: Mapping[AnswerFormat, str] = {
     "boxed": "Put the final integer in \\boxed{}.",
-    "choice": 'End with "Answer: " and the letter.',
+    "choice": 'End with "Answer: " and one of them.',
     "json": 'Reply with JSON: {"answer": integer}.',
 }
 
@@ -40,10 +41,6 @@ class Update:
     left: Operand
     op: Literal["+", "-", "*"]
     right: Operand
-    left_name: str = ""
-    """The name written before the left operand, such as the colour of a box; likewise the next two."""
-    right_name: str = ""
-    result_name: str = ""
 
     def operands(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Return both operands as numbers."""
@@ -78,7 +75,7 @@ class Problem:
     question: str
     answer_format: AnswerFormat
     gold: int | str | dict[str, int]
-    """What the answer contract should yield: an int (boxed), a letter (choice) or an object (json)."""
+    """What the answer contract should yield: an int (boxed), an option's text (choice) or an object (json)."""
     value: int
     """The answer as a number, whatever the format."""
     options: tuple[int, ...] | None
@@ -96,15 +93,8 @@ class Problem:
         """The question, the options of a multiple choice, and how to answer."""
         parts = [self.question]
         if self.options is not None:
-            offers = zip(self.options, LETTERS, strict=True)
-            parts.append("Options: " + ", ".join(f"{value} ({letter})" for value, letter in offers) + ".")
+            parts.append(f"Options: {', '.join(map(str, self.options))}.")
         return " ".join([*parts, _INSTRUCTIONS[self.answer_format]])
-
-    def option_of(self, value: int) -> str | None:
-        """Return the letter that offers `value`, or None."""
-        if self.options is None or value not in self.options:
-            return None
-        return LETTERS[self.options.index(value)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +133,7 @@ def draw_problem(family: Family, rng: random.Random, *, answer_format: AnswerFor
     options = _draw_options(draft.value, rng) if chosen == "choice" else None
     gold: int | str | dict[str, int] = draft.value
     if options is not None:
-        gold = LETTERS[options.index(draft.value)]
+        gold = str(draft.value)
     elif chosen == "json":
         gold = {"answer": draft.value}
     return Problem(
@@ -165,7 +155,8 @@ def contract_spec(problem: Problem) -> dict[str, object]:
     if problem.answer_format == "boxed":
         return {"kind": "integer", "minimum": -9999, "maximum": 9999}
     if problem.answer_format == "choice":
-        return {"kind": "choice", "options": list(LETTERS)}
+        assert problem.options is not None
+        return {"kind": "choice", "options": [str(option) for option in problem.options]}
     return {"kind": "json", "schema": _JSON_SCHEMA}
 
 
@@ -182,7 +173,7 @@ def score(problem: Problem, value: int) -> bool:
 def _draw_options(value: int, rng: random.Random) -> tuple[int, ...]:
     """Draw four values near the answer, no two with the same last digit."""
     options = [value]
-    while len(options) < len(LETTERS):
+    while len(options) < NUM_OPTIONS:
         other = value + rng.choice((-12, -11, -9, -3, -2, -2, -1, -1, 1, 1, 2, 2, 3, 9, 11, 12))
         if other >= 0 and other % 10 not in {option % 10 for option in options}:
             options.append(other)
@@ -228,28 +219,34 @@ def _draft_chain(rng: random.Random) -> _Draft:
     return _Draft(question=question, value=value, start={RESULT: start}, steps=steps)
 
 
-def _draft_boxes(rng: random.Random) -> _Draft:
-    names = rng.sample(COLOURS, rng.choice((2, 3, 3)))
-    start = {name: rng.randint(5, 50) for name in names}
-    values, told, steps = dict(start), [], []
-    for number in range(1, 1 + rng.choice((2, 3, 3))):
-        source, goal = rng.choice(
-            [(a, b) for a in names for b in names if a != b and values[a] > 2 and values[b] < MAX_VALUE - 2]
-        )
-        count = rng.randint(2, min(40, values[source], MAX_VALUE - values[goal]))
-        told.append(f"{number}) {count} from {source} to {goal}")
-        taken = Update(target=source, left=source, op="-", right=count, left_name=source, result_name=source)
-        given = Update(target=goal, left=goal, op="+", right=count, left_name=goal, result_name=goal)
-        steps.append(Step(updates=(taken, given), label=f"{number}) "))
-        values[source] -= count
-        values[goal] += count
-    query = _box_query(values, rng)
-    holds = ", ".join(f"{name} {count}" for name, count in start.items())
-    question = f"Boxes of balls: {holds}. Moves: {', '.join(told)}. {query.text}"
-    if query.last is None:
-        return _Draft(question=question, value=values[query.asked], start=start, steps=tuple(steps), asked=query.asked)
-    steps.append(Step(updates=(query.last,)))
-    return _Draft(question=question, value=query.last.evaluate(values), start=start, steps=tuple(steps))
+def _draft_shop(rng: random.Random) -> _Draft:
+    names = rng.sample(GOODS, rng.choice((2, 3, 3)))
+    told, steps = [], []
+    for name in names:
+        count, price = rng.randint(2, 9), rng.randint(2, 12)
+        told.append(f"{count} {name} at {price}")
+        updates = [Update(target=name if steps else RESULT, left=count, op="*", right=price)]
+        if steps:
+            updates.append(Update(target=RESULT, left=RESULT, op="+", right=name))
+        steps.append(Step(updates=tuple(updates), label=f"{count} {name}: ", label_once=True))
+    question = f"Buy {', '.join(told)}."
+    kind = rng.choice(("none", "post", "coupon"))
+    total = _run(steps, {})[RESULT]
+    if kind != "none":
+        amount = rng.randint(3, 20) if kind == "post" else rng.randint(2, min(20, total - 1))
+        update = Update(target=RESULT, left=RESULT, op="+" if kind == "post" else "-", right=amount)
+        steps.append(Step(updates=(update,), label=f"{kind}: ", label_once=True))
+        question += f" The post costs {amount}." if kind == "post" else f" A coupon takes off {amount}."
+    value = _run(steps, {})[RESULT]
+    return _Draft(question=f"{question} What do you pay?", value=value, start={}, steps=tuple(steps))
+
+
+def _run(steps: Iterable[Step], start: Mapping[str, int]) -> dict[str, int]:
+    values = dict(start)
+    for step in steps:
+        for update in step.updates:
+            values[update.target] = update.evaluate(values)
+    return values
 
 
 class _LegMetadata(TypedDict):
@@ -262,26 +259,6 @@ class _LegEntry(TypedDict):
     question: str
     answer: str
     metadata: _LegMetadata
-
-
-class _BoxQuery(NamedTuple):
-    text: str
-    last: Update | None
-    asked: str = RESULT
-
-
-def _box_query(values: Mapping[str, int], rng: random.Random) -> _BoxQuery:
-    """Ask for one box, for a difference, or (of three boxes) for the total of two."""
-    one, two = rng.sample(list(values), 2)
-    kind = rng.choice(("one", "difference", "total"))
-    if kind == "difference" and values[one] != values[two]:
-        big, small = (one, two) if values[one] > values[two] else (two, one)
-        last = Update(target=RESULT, left=big, op="-", right=small, left_name=big, right_name=small)
-        return _BoxQuery(f"How many more are in {big} than in {small}?", last)
-    if kind == "total" and len(values) > 2:
-        last = Update(target=RESULT, left=one, op="+", right=two, left_name=one, right_name=two)
-        return _BoxQuery(f"How many are in {one} and {two}?", last)
-    return _BoxQuery(f"How many are in {one}?", None, one)
 
 
 def _leg_entry(seed: int) -> _LegEntry:
@@ -315,6 +292,6 @@ def _draft_legs(rng: random.Random) -> _Draft:
 
 _DRAFTERS: Mapping[Family, Callable[[random.Random], _Draft]] = {
     "chain": _draft_chain,
-    "boxes": _draft_boxes,
+    "shop": _draft_shop,
     "legs": _draft_legs,
 }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ace_learn.reasoner.problems import RESULT, Family, Problem, Step, Update
+from ace_learn.reasoner.problems import Family, Problem, Step, Update
 
 Mode = Literal["full", "unchecked", "direct"]
 """`full`: checked thought. `unchecked`: closed right after the stated answer. `direct`: no thought at all."""
@@ -41,7 +41,7 @@ class Style:
 
 STYLES: Mapping[Family, Style] = {
     "chain": Style(slip=0.12, notice=0.96, plan=0.3, passes=(1, 2, 2, 3, 3, 4), max_tokens=190),
-    "boxes": Style(slip=0.08, notice=0.96, plan=1.0, passes=(1, 2, 2, 3, 3), max_tokens=215),
+    "shop": Style(slip=0.09, notice=0.96, plan=0.0, passes=(1, 2, 2, 3), max_tokens=190),
     "legs": Style(slip=0.06, notice=0.96, plan=0.0, passes=(1, 2, 2, 3, 3), max_tokens=215),
 }
 
@@ -140,10 +140,9 @@ class _Thought:
             self.paragraphs.append(_write_step(step, values, results, first=True))
 
     def conclude(self) -> None:
-        """State the answer, and which option it is."""
+        """State the answer."""
         wrong, self.wrong = self.wrong, None
-        asked = "" if self.problem.asked == RESULT else f"Now {self.problem.asked} {self.value}. "
-        text = f"{asked}So the answer is {self._stated()}"
+        text = f"So the answer is {self.value}"
         if wrong is not None and wrong != self.value:
             text += f", not {wrong}"
         self.paragraphs.append(text + ".")
@@ -181,7 +180,7 @@ class _Thought:
             self.wrong = wrong
             self.conclude()
             return
-        self.paragraphs.append(f"So {self._stated()} is right.")
+        self.paragraphs.append(f"So {self.value} is right.")
 
     def _write_repair(self, index: int, truth: tuple[int, ...], believed: tuple[int, ...]) -> str:
         step = self.problem.steps[index]
@@ -190,28 +189,18 @@ class _Thought:
         text = f"{line} Wait, it is {truth[place]}, not {believed[place]}."
         if index + 1 == len(self.problem.steps):
             return text
-        values = self._values(index + 1)
-        if len(self.problem.start) > 1:
-            state = ", ".join(f"{name} {values[name]}" for name in self.problem.start)
-            return f"{text} I go on from {state}."
-        return f"{text} I go on from {values[self.problem.asked]}."
+        return f"{text} I go on from {self._values(index + 1)[self.problem.asked]}."
 
     def _confirm(self) -> None:
         """Confirm a right answer: derive it once more, or in a way of the family's own."""
-        if self.rng.random() < 0.5:
+        check = _OTHER_CHECKS.get(self.problem.family)
+        if check is None or self.rng.random() < 0.5:
             steps = enumerate(zip(self.problem.steps, self.results, strict=True))
             lines = [_write_step(step, self._values(index), results) for index, (step, results) in steps]
             self.paragraphs.extend(["Once more.", *lines])
         else:
-            check = _OTHER_CHECKS[self.problem.family]
             self.paragraphs.extend(check(self.problem, self._values(len(self.results)), self.results))
-        self.paragraphs.append(f"So it is {self._stated()}.")
-
-    def _stated(self) -> str:
-        """The believed answer, followed by its option in a multiple choice."""
-        if self.problem.options is None:
-            return str(self.value)
-        return f"{self.value} ({self.problem.option_of(self.value) or 'none'})"
+        self.paragraphs.append(f"So it is {self.value}.")
 
     def _is_right(self) -> bool:
         return all(
@@ -285,17 +274,14 @@ def _write_step(
     known, lines = dict(values), []
     for index, (update, result) in enumerate(zip(step.updates, results, strict=True)):
         left, right = update.operands(known)
-        names = [f"{name} " if name else "" for name in (update.left_name, update.right_name, update.result_name)]
         recalled = "" if earlier is None else f", had {earlier[index]}"
-        lines.append(f"{names[0]}{left} {update.op} {names[1]}{right} = {names[2]}{result}{recalled}")
+        lines.append(f"{left} {update.op} {right} = {result}{recalled}")
         known[update.target] = result
     label = step.label if first or not step.label_once else ""
     return f"{label}{', '.join(lines)}."
 
 
 def _plan(problem: Problem) -> str:
-    if problem.family == "boxes":
-        return "Start: " + ", ".join(f"{name} {count}" for name, count in problem.start.items()) + "."
     return f"I start from {next(iter(problem.start.values()))} and take {len(problem.steps)} steps."
 
 
@@ -311,21 +297,6 @@ def _undo_chain(problem: Problem, values: Mapping[str, int], results: list[tuple
     return ["Now backwards.", *lines, f"That is the start, {value}."]
 
 
-def _total_boxes(problem: Problem, values: Mapping[str, int], results: list[tuple[int, ...]]) -> list[str]:
-    """Compare the total of all boxes before and after."""
-
-    def add_up(counts: list[int]) -> str:
-        total, lines = counts[0], []
-        for count in counts[1:]:
-            lines.append(f"{total} + {count} = {total + count}")
-            total += count
-        return ", ".join(lines)
-
-    names = list(problem.start)
-    before = f"All boxes before: {add_up([problem.start[name] for name in names])}."
-    return [before, f"All boxes after: {add_up([values[name] for name in names])}.", "The same."]
-
-
 def _sum_legs(problem: Problem, values: Mapping[str, int], results: list[tuple[int, ...]]) -> list[str]:
     """Add the products in the opposite order."""
     products = [result[0] for result in reversed(results)]
@@ -336,7 +307,7 @@ def _sum_legs(problem: Problem, values: Mapping[str, int], results: list[tuple[i
     return ["Now from the last to the first.", *lines]
 
 
-_OTHER_CHECKS = {"chain": _undo_chain, "boxes": _total_boxes, "legs": _sum_legs}
+_OTHER_CHECKS = {"chain": _undo_chain, "legs": _sum_legs}
 
 
 def _write_answer(problem: Problem, value: int, rng: random.Random) -> str:
@@ -348,8 +319,9 @@ def _write_answer(problem: Problem, value: int, rng: random.Random) -> str:
     elif problem.answer_format == "json":
         text = rng.choice(("", "", "Here it is: ")) + f'{{"answer": {value}}}'
     else:
-        letter = problem.option_of(value) or rng.choice("ABCD")
-        text = rng.choice(("", "", f"The result is {value}. ")) + f"Answer: {letter}"
+        assert problem.options is not None
+        chosen = value if value in problem.options else rng.choice(problem.options)
+        text = rng.choice(("", "", f"The result is {value}. ")) + f"Answer: {chosen}"
     if rng.random() < 0.5:
         text += "\n" + " ".join(rng.sample(_TAILS, rng.choice((1, 1, 2))))
     return text

@@ -124,8 +124,10 @@ def train_reasoner(config: ReasonerTrainingConfig) -> Path:
     torch.set_num_threads(config.threads)
     lightning.seed_everything(config.seed, verbose=False)
     work_dir = Path(config.work_dir)
-    tokenizer = build_tokenizer(config)
+    tokenizer = build_tokenizer(config) if config.start_from is None else _load_tokenizer(config.start_from)
     module = ReasonerModule(config, tokenizer)
+    if config.start_from is not None:
+        module.model.load_state_dict(Qwen3ForCausalLM.from_pretrained(config.start_from).state_dict())
     report = LossReport(config.log_every)
     checkpoints = ModelCheckpoint(
         dirpath=work_dir, save_last=True, save_top_k=0, every_n_train_steps=config.checkpoint_every
@@ -146,6 +148,12 @@ def train_reasoner(config: ReasonerTrainingConfig) -> Path:
     ckpt_path = last if config.resume and last.exists() else None
     trainer.fit(module, TraceDataModule(config, tokenizer), ckpt_path=ckpt_path, weights_only=True)
     return export_reasoner(module.model, tokenizer, config, steps_done=trainer.global_step, final_loss=report.smoothed)
+
+
+def _load_tokenizer(folder: str) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    return tokenizer
 
 
 def export_reasoner(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 
 @runtime_checkable
 class Drafter(Protocol):
@@ -40,10 +42,20 @@ class NgramDrafter:
 
     def propose(self, ids: Sequence[int], num_tokens: int) -> list[int]:
         """Continuation of the latest match of the longest suffix; empty without a match."""
-        context = list(ids[-self.max_context :])
-        for width in range(min(self.max_ngram, len(context) - 1), self.min_ngram - 1, -1):
-            suffix = context[-width:]
-            for start in range(len(context) - width - 1, -1, -1):
-                if context[start : start + width] == suffix:
-                    return context[start + width : start + width + num_tokens]
-        return []
+        context = np.asarray(ids[-self.max_context :])
+        if len(context) < 2:
+            return []
+        matches = np.flatnonzero(context[:-1] == context[-1])  # where a suffix of width 1 ends again
+        found = matches if self.min_ngram == 1 else matches[:0]
+        for width in range(2, min(self.max_ngram, len(context) - 1) + 1):
+            matches = matches[matches >= width - 1]
+            matches = matches[context[matches - width + 1] == context[-width]]
+            if not len(matches):
+                break
+            if width >= self.min_ngram:
+                found = matches
+        if not len(found):
+            return []
+        start = int(found[-1]) + 1
+        continuation: list[int] = context[start : start + num_tokens].tolist()
+        return continuation

@@ -17,6 +17,9 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
+_STREAMS = 16
+"""Room for further streams; changing it would change every draw."""
+
 
 class Stream(IntEnum):
     """Independent uses of noise at one position."""
@@ -51,7 +54,7 @@ def uniform(
     """
     key = _mix(torch.full_like(request, seed) + _GOLDEN)
     key = _mix(key + request * _GOLDEN)[:, None]
-    key = _mix(key + (position * len(Stream) + int(stream)) * _GOLDEN)[..., None]
+    key = _mix(key + (position * _STREAMS + int(stream)) * _GOLDEN)[..., None]
     index = torch.arange(1, size + 1, device=request.device)
     bits = _mix(key + index * _GOLDEN)
     return (_shift_right(bits, 11).double() + 0.5) * 2.0**-53

@@ -74,7 +74,7 @@ def chat_key(messages: Iterable[Message]) -> str:
 def distinct(
     stream: Iterator[Example], count: int, *, patience: int = 10_000, source: str = "the task"
 ) -> Iterator[Example]:
-    """Yields the first `count` examples of a stream that differ in their chat.
+    """The first `count` examples of a stream that differ in their chat.
 
     Args:
         stream: Examples, possibly repeated, possibly without end.
@@ -83,8 +83,23 @@ def distinct(
         source: What the stream is, for the message.
 
     Raises:
-        ValueError: The stream has no `count` distinct examples.
+        ValueError: The count is below 1, or (later) the stream has no `count` distinct examples.
     """
+    check_count(count)
+    return _distinct(stream, count, patience=patience, source=source)
+
+
+def check_count(count: int) -> None:
+    """Refuses a number of examples that is none.
+
+    Raises:
+        ValueError: It is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"the number of problems must be >= 1, not {count}")
+
+
+def _distinct(stream: Iterator[Example], count: int, *, patience: int, source: str) -> Iterator[Example]:
     seen: set[str] = set()
     repeated = 0
     while len(seen) < count:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jinja2 import TemplateError
+
 from ace_learn.tasks.base import Message
 from ace_learn.thinking import ThinkMarkers, opens_think
 
@@ -31,7 +33,8 @@ def render_prompt(
         plain: For a tokenizer without chat template: the contents of all turns, each with a newline behind it.
 
     Raises:
-        ValueError: The tokenizer has no chat template and `plain` is off, or has one and `plain` is on.
+        ValueError: The tokenizer has no chat template and `plain` is off, or has one and `plain` is on, or the template
+            refuses the chat.
     """
     if (tokenizer.chat_template is None) != plain:
         raise ValueError(
@@ -51,13 +54,20 @@ def render_prompt(
 
 
 def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, thinking: bool) -> list[int]:
-    ids = tokenizer.apply_chat_template(
-        [{"role": message["role"], "content": message["content"]} for message in messages],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-        enable_thinking=thinking,
-    )
+    try:
+        ids = tokenizer.apply_chat_template(
+            [{"role": message["role"], "content": message["content"]} for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            enable_thinking=thinking,
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path!r} refuses a chat of the turns {roles}: {error}; "
+            "change the chat (say, put a system turn's text into the user's), or the template"
+        ) from error
     assert isinstance(ids, list), "return_dict=False gives the ids of one chat"
     return [token for token in ids if isinstance(token, int)]
 

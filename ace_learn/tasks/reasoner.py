@@ -9,7 +9,6 @@ from typing import cast
 from ace_learn.contracts import JSON, Contract
 from ace_learn.reasoner.problems import (
     FAMILIES,
-    LETTERS,
     Family,
     Problem,
     contract_spec,
@@ -62,7 +61,7 @@ def problem_example(problem: Problem) -> Example:
 
 def _verify(problem: Problem, answer: JSON) -> bool:
     if problem.options is not None:
-        return score(problem, problem.options[LETTERS.index(str(answer))])
+        return score(problem, int(str(answer)))
     value = answer["answer"] if isinstance(answer, dict) else answer
     return isinstance(value, int | float | str) and score(problem, int(value))
 

@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from ace_learn.contracts import JSON, Contract
-from ace_learn.tasks.base import Example, Message, chat_key, read_gold, user_message
+from ace_learn.tasks.base import Example, Message, chat_key, check_count, read_gold, user_message
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _ROLES = ("system", "user", "assistant")
@@ -73,6 +73,7 @@ class TableTask:
 
     def examples(self, count: int, seed: int) -> Iterator[Example]:
         """Yields `count` distinct rows in a random order, after a look at all of them; see `Task`."""
+        check_count(count)
         examples: dict[str, Example] = {}
         for number, row in enumerate(self._rows, start=1):
             example = self._example(row, f"{self._source}, row {number}")

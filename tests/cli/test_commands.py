@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ace_learn.artifacts import sha256_folder
 from ace_learn.cli import build, calibrate, run, train
 from ace_learn.cli import reasoner as reasoner_command
+from ace_learn.contracts import Contract
+from ace_learn.tasks.base import Example, user_message
 from tests.helpers.targets import OPENED_BY_MODEL, OPENED_IN_PROMPT, save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -160,6 +163,76 @@ def test_corrupted_feature_shard(llama, tmp_path, capsys):
     assert code == 2
     assert "00001" in message
     assert not (tmp_path / "policy").exists()
+    before = {name: sha256_folder(llama / "dataset" / "shards" / name) for name in ("00000", "00001")}
+    shutil.rmtree(path.parent)  # as the message says
+    code, message = refused(train.main, argv, capsys)
+    assert code == 2
+    assert "run build again" in message
+    build.main([str(llama / "build.yaml"), "--output", str(tmp_path / "dataset")])
+    assert {name: sha256_folder(tmp_path / "dataset" / "shards" / name) for name in before} == before
+    train.main([*argv, "--max_epochs", "1", "--trainer.progress_bar", "false"])
+    assert (tmp_path / "head" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["traces.parquet", "features.safetensors"])
+def test_damage_that_only_the_hash_sees(llama, tmp_path, capsys, name):
+    shutil.copytree(llama / "dataset", tmp_path / "dataset")
+    path = tmp_path / "dataset" / "shards" / "00001" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    argv = ["--dataset", str(tmp_path / "dataset"), "--output", str(tmp_path / "head"), "--trainer.accelerator", "cpu"]
+    for main, arguments in (
+        (train.main, argv),
+        (calibrate.main, head_flags(llama, tmp_path / "dataset", tmp_path / "policy")),
+    ):
+        code, message = refused(main, arguments, capsys)
+        assert code == 2
+        assert "shard 00001 is not usable" in message
+        assert "SHA-256" in message
+    assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--problems", "0"], "problems must be >= 1"),
+        (["--problems", "-1"], "problems must be >= 1"),
+        (["--max_answer_tokens", "-5"], "max_answer_tokens must be >= 1"),
+        (["--draft_tokens", "-1"], "draft_tokens must be >= 0"),
+        (["--prompt", "x", "--output", "out.jsonl"], "output would be ignored with --prompt"),
+        (["--prompt", "x", "--problems", "3", "--task.name", "hub"], "task, problems would be ignored"),
+        (["--contract", "{kind: boxed}"], "contract goes with --prompt"),
+        (["--prompt", "x", "--contract", "{kind: nonsense}"], "unknown contract kind"),
+        (["--task.name", "nonsense"], "unknown task"),
+        (["--output", "README.md"], "exists already"),
+    ],
+)
+def test_run_refuses_before_it_loads_a_model(argv, named, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    code, message = refused(run.main, ["--target.model", "/no/such/model", *argv], capsys)
+    assert code == 2
+    assert named in message
+
+
+def test_run_judges_by_the_tasks_verifier(llama, tmp_path, monkeypatch):
+    """A right answer that differs from gold is right where the task says so."""
+    monkeypatch.setattr("ace_learn.tasks.table.TableTask._example", _always_right)
+    run.main(
+        ["--target.model", str(llama / "model"), "--target.device", "cpu", "--task.name", "table", "--task.path",
+         str(llama / "table.jsonl"), "--task.contract", "{kind: boxed}", "--problems", "8", "--max_new_tokens", "150",
+         "--output", str(tmp_path / "out.jsonl")]
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert any(line["answer"] is not None for line in lines)
+    assert [line["correct"] for line in lines] == [line["answer"] is not None for line in lines]
+
+
+def _always_right(task, row, where):
+    contract = Contract.from_spec({"kind": "boxed"})
+    return Example(
+        family="any", messages=user_message(row["prompt"]), contract=contract, gold="nothing", verifier=lambda _: True
+    )
 
 
 _FULL_DISK = """

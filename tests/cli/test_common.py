@@ -1,7 +1,7 @@
 import errno
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ace_learn.artifacts import dump_config
+from ace_learn.artifacts import config_json, dump_config, same_config
 from ace_learn.cli.common import build_parser, parse_config, run_command
 from tests.cli.toy_config import ToyConfig, ToyHead
 
@@ -160,10 +160,11 @@ def test_interrupt_says_how_to_resume(capsys):
     def work(config):
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit) as exit_info:
-        run("--model", "m", function=work)
-    assert exit_info.value.code == 130
-    assert "run the same command again to resume" in capsys.readouterr().err
+    for resumes, said in ((True, "run the same command again to resume"), (False, "nothing was kept")):
+        with pytest.raises(SystemExit) as exit_info:
+            run_command(ToyConfig, work, description="Toy.", argv=["--model", "m"], resumes=resumes)
+        assert exit_info.value.code == 130
+        assert said in capsys.readouterr().err
 
 
 def test_help_is_made_of_the_field_docstrings(capsys):
@@ -182,6 +183,22 @@ def test_printed_config_runs_again(capsys, tmp_path, recipe):
     path = tmp_path / "printed.yaml"
     path.write_text(capsys.readouterr().out)
     assert read(str(path)) == read(recipe, "--label", "1e3")
+
+
+def test_same_config(tmp_path):
+    config, path = ToyConfig(model=Path("a"), rate=1e-5, label="1e3"), tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    assert same_config(config, path)
+    moved = replace(config, model=Path("b"))
+    assert not same_config(moved, path)
+    assert same_config(moved, path, ignoring=("model",))
+    assert not same_config(replace(moved, head=ToyHead(width=3)), path, ignoring=("model",))
+    path.write_text(dump_config(config) + "more: 1\n")
+    assert not same_config(config, path)
+    for damaged in ("", "- 1\n", "a: [\n"):
+        path.write_text(damaged)
+        assert not same_config(config, path)
+    assert config_json(config)["model"] == "a"
 
 
 texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8) | st.sampled_from(

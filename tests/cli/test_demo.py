@@ -45,16 +45,18 @@ def test_demo_in_miniature(tmp_path, capsys):
 
     unfinished = tmp_path / "killed"
     shutil.copytree(config.output, unfinished)
-    for path in (unfinished / "report.json", unfinished / "policy"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    resumed = replace(config, output=unfinished)
-    (unfinished / "config.yaml").write_text((unfinished / "config.yaml").read_text().replace("/demo", "/killed"))
-    (unfinished / "dataset" / "config.yaml").write_text(
-        (unfinished / "dataset" / "config.yaml").read_text().replace("/demo", "/killed")
-    )
-    run_demo(resumed)
+    (unfinished / "report.json").unlink()
+    (unfinished / "policy.tmp-0123abcd").mkdir()  # what a killed calibrate leaves
+    mark = unfinished / "demo.json"  # as after a kill between the policy and its note
+    stages = json.loads(mark.read_text())["stages"]
+    mark.write_text(json.dumps({"stages": {name: stages[name] for name in ("build", "train")}}))
+    run_demo(replace(config, output=unfinished))
+    assert not (unfinished / "policy.tmp-0123abcd").exists()
     again = json.loads((unfinished / "report.json").read_text())
-    assert again["stages"]["build"]["sha256"] == report["stages"]["build"]["sha256"]
+    assert list(again["stages"]) == ["build", "train", "calibrate", "replay", "live"]
+    for name in ("build", "train"):
+        assert again["stages"][name] == report["stages"][name]  # with the time that the work took
+    assert again["stages"]["calibrate"]["sha256"] == report["stages"]["calibrate"]["sha256"]
     assert again["rows"][4]["tokens_mean"] == rows["learned"]["tokens_mean"]
 
     with pytest.raises(SystemExit) as stopped:
@@ -69,3 +71,42 @@ def test_a_folder_that_is_no_demo_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="something else than a demo"):
         run_demo(DemoConfig(output=tmp_path))
     assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("extra", [(), ("demo.json", "thesis.tex"), ("demo.json", "dataset.tmp-12", "thesis.tmp-12")])
+def test_a_foreign_folder_with_a_config_is_left_alone(tmp_path, extra):
+    """Every artifact holds a config.yaml: a data set, a head, a checkout that somebody points --output at."""
+    (tmp_path / "config.yaml").write_text("target: {model: mine}\n")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "days of work").write_text("x")
+    for name in extra:
+        (tmp_path / name).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"something else than a demo .*shards.*; name another --output or empty it"):
+        run_demo(DemoConfig(output=tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["dataset", "head"])
+def test_a_folder_of_demo_names_without_the_mark_is_left_alone(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(ValueError, match=r"it has no demo\.json"):
+        run_demo(DemoConfig(output=tmp_path))
+    assert (tmp_path / name).is_dir()
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"live_problems": 0}, "live_problems must be >= 1"),
+        ({"test": 100}, "must not exceed test"),
+        ({"calibration": 0}, "calibration must be >= 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"alpha": 1.0}, "alpha must lie between"),
+    ],
+)
+def test_sizes_that_would_fail_at_the_end_are_refused_at_the_start(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        DemoConfig(**sizes)

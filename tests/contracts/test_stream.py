@@ -112,6 +112,7 @@ def test_the_end_settles_what_a_cut_does_not():
         assert tokens.push(ids("Answer: 12")) is None
         committed = tokens.close(truncated=truncated)
         assert (committed and committed.commit.answer) == answer
+        assert committed is None or committed.num_tokens == len(ids("Answer: 12"))
 
 
 def test_an_empty_stream_closes_without_a_commit():

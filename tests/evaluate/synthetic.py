@@ -18,6 +18,7 @@ from ace_learn.heads.export import HeadCard, save_head
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.thinking import ThinkMarkers
+from tests.features.synthetic import describe_shard
 
 THINK_START, THINK_END_LENGTH, ANSWER = 1, 1, 6
 
@@ -132,6 +133,7 @@ def write_dataset(folder: Path, sizes: dict[str, int], *, every_token: bool = Fa
         traces = Traces.from_rows(rows, split=split)
         raw = raw_of(make_signals(traces, world=world))
         write_features(where, token_rows(traces, raw) if every_token else boundary_rows(traces, raw))
+        describe_shard(where)
     dataset = {
         "format": 1,
         "target": IDENTITY.to_json(),
@@ -177,13 +179,13 @@ def feature_columns(traces, values, trace, position, boundary) -> dict[str, torc
     }
 
 
-def write_identity_head(folder: Path, identity: TargetIdentity = IDENTITY) -> None:
-    """A linear head that hands its features through."""
+def write_identity_head(folder: Path, identity: TargetIdentity = IDENTITY, *, scale: float = 1.0) -> None:
+    """A linear head that hands its features through, scaled."""
     config = HeadConfig(arch="linear")
     head = SignalHead(config, SPEC.size)
     state = {name: torch.zeros_like(value) for name, value in head.state_dict().items()}
     state["std"] += 1
-    state["layers.0.weight"] += torch.eye(4)
+    state["layers.0.weight"] += scale * torch.eye(4)
     head.load_state_dict(state)
     folder.mkdir(parents=True)
     card = HeadCard(config=config, spec=SPEC, identity=identity, data_sha256="d" * 64, rows="boundaries", metrics=None)

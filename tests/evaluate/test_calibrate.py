@@ -1,10 +1,12 @@
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
 
+from ace_learn.artifacts import read_fields, read_json, sha256_file, write_json
 from ace_learn.evaluate.bootstrap import Bootstrap
 from ace_learn.evaluate.calibrate import CalibrateConfig, run_calibration
 from ace_learn.evaluate.calibration import Certificate
@@ -52,6 +54,8 @@ def test_calibration_writes_a_head_folder_with_a_certified_policy(folders, tmp_p
     recipe = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert recipe["policy"]["ewma"] == 0.8
     assert recipe["risk"]["loss"] == "lost_correct"
+    inputs = read_fields(tmp_path / "out" / "provenance.json").fields("inputs")
+    assert inputs.text("dataset") == sha256_file(folders / "data" / "dataset.json")
     assert load_head(tmp_path / "out", expect=IDENTITY).spec.sources == ("target_last",)
 
 
@@ -121,6 +125,44 @@ def test_another_target_is_refused_and_nothing_is_left_behind(folders, tmp_path)
     with pytest.raises(ValueError, match="fingerprint"):
         run_calibration(config)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+
+
+def test_another_data_set_is_refused_naming_both_sides(folders, tmp_path):
+    write_dataset(tmp_path / "data", {"validation": 20, "calibration": 30, "test": 20})
+    description = read_json(tmp_path / "data" / "dataset.json")
+    write_json(tmp_path / "data" / "dataset.json", {**description, "sha256": "e" * 64})
+    config = CalibrateConfig(dataset=tmp_path / "data", head=folders / "head", output=tmp_path / "out")
+    with pytest.raises(ValueError, match=f"another data set \\({'d' * 64}\\).*{'e' * 64}.*name the data set"):
+        run_calibration(config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_the_policy_of_another_head_is_refused_by_every_reader(folders, tmp_path):
+    run_calibration(config_of(folders, tmp_path / "out"))
+    certificate = Certificate.from_json(load_policy(tmp_path / "out").certificate)
+    assert certificate.head_sha256 == load_head(folders / "head").weights_sha256
+    write_identity_head(tmp_path / "other", scale=2.0)
+    shutil.copyfile(tmp_path / "out" / "policy.json", tmp_path / "other" / "policy.json")
+    other = load_head(tmp_path / "other").weights_sha256
+    message = f"weights {certificate.head_sha256}.*weights {other}"
+    with pytest.raises(ValueError, match=message):
+        replay_exits(folders / "data", tmp_path / "other", "test")
+    with pytest.raises(ValueError, match=message):
+        evaluate_policy(
+            folders / "data", tmp_path / "other", risk=Risk(), latency=LatencyModel(0.1, 0.01), bootstrap=Bootstrap()
+        )
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    write_dataset(tmp_path / "data", {"validation": 20, "calibration": 30})
+    write_identity_head(tmp_path / "head")
+    path = tmp_path / "data" / "shards" / "00001" / "features.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-50] ^= 1  # inside a tensor: header and size are as they were
+    path.write_bytes(damaged)
+    config = CalibrateConfig(dataset=tmp_path / "data", head=tmp_path / "head", output=tmp_path / "out")
+    with pytest.raises(ValueError, match=r"shard 00001 is not usable.*SHA-256"):
+        run_calibration(config)
 
 
 def test_an_existing_output_is_not_overwritten(folders, tmp_path):

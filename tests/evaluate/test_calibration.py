@@ -184,6 +184,7 @@ def make_certificate():
         grid=({"score": 0.99}, {"score": 0.5}),
         grid_order="validation savings",
         data_sha256="d" * 64,
+        head_sha256="a" * 64,
         model_fingerprint="f" * 64,
         sampling={"temperature": 1.0, "seed": 3},
     )

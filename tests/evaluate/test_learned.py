@@ -21,7 +21,7 @@ from ace_learn.evaluate.replay import replay
 from ace_learn.exit.policy import SIGNALS, ExitPolicy, ScoreModel
 from tests.evaluate.synthetic import World, make_signals, make_traces
 
-SCOPE = Scope(data_sha256="d" * 64, model_fingerprint="f" * 64, sampling={"temperature": 1.0})
+SCOPE = Scope(data_sha256="d" * 64, head_sha256="a" * 64, model_fingerprint="f" * 64, sampling={"temperature": 1.0})
 WORLD = World(noise=0.5)
 
 
@@ -201,3 +201,9 @@ def test_impossible_families_are_refused(options):
 def test_impossible_levels_are_refused():
     with pytest.raises(ValueError, match="alpha=2"):
         Risk(alpha=2.0)
+
+
+@pytest.mark.parametrize("predicate", ["all", "any"])
+def test_a_label_that_nothing_would_read_is_refused(predicate):
+    with pytest.raises(ValueError, match="read by the predicate 'score' alone"):
+        PolicyFamily(predicate=predicate, label="safe")

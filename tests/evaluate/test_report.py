@@ -14,7 +14,7 @@ from ace_learn.evaluate.report import demo_checks, report_json, report_markdown,
 from ace_learn.exit.policy import ExitPolicy
 from tests.evaluate.synthetic import World, make_signals, make_traces
 
-SCOPE = Scope(data_sha256="d" * 64, model_fingerprint="f" * 64, sampling={})
+SCOPE = Scope(data_sha256="d" * 64, head_sha256="a" * 64, model_fingerprint="f" * 64, sampling={})
 LATENCY = LatencyModel(prefill_s=0.05, per_token_s=0.004)
 ROW_KEYS = [
     "method", "n", "accuracy", "think_tokens_mean", "tokens_mean", "captured_savings", "lost_correct",

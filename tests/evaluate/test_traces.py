@@ -4,7 +4,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ace_learn.evaluate.traces import TRACE_SCHEMA, Traces, load_traces
+from ace_learn.features import verify_shards
 from tests.evaluate.synthetic import make_rows
+from tests.features.synthetic import describe_shard
 
 
 def hand_rows():
@@ -100,11 +102,32 @@ def test_load_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=r"calibration.*build more"):
         load_traces(tmp_path, "calibration")
     pq.write_table(pa.table({"split": ["test"]}), folder / "traces.parquet")
-    with pytest.raises(ValueError, match="delete its folder"):
+    with pytest.raises(ValueError, match=r"shard 00000 is not usable.*Delete the folder"):
         load_traces(tmp_path, "test")
     (folder / "traces.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match="delete its folder"):
+    with pytest.raises(ValueError, match=r"shard 00000 is not usable.*Delete the folder"):
         load_traces(tmp_path, "test")
+
+
+def test_random_damage_is_a_named_shard_or_no_damage(tmp_path):
+    folder = tmp_path / "shards" / "00000"
+    folder.mkdir(parents=True)
+    path = folder / "traces.parquet"
+    pq.write_table(pa.Table.from_pylist(make_rows(30), schema=TRACE_SCHEMA), path)
+    describe_shard(folder)
+    verify_shards(tmp_path)
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(data)
+        for place in rng.integers(0, len(data), 4):
+            damaged[place] ^= int(rng.integers(1, 256))
+        path.write_bytes(bytes(damaged))
+        try:
+            load_traces(tmp_path, "test")
+        except ValueError as error:
+            assert "00000" in str(error) or "split" in str(error) or "column" in str(error)  # noqa: PT017
+        with pytest.raises(ValueError, match=r"shard 00000 is not usable.*traces\.parquet.*SHA-256.*run build again"):
+            verify_shards(tmp_path)
 
 
 def test_lists_of_different_length_are_refused():

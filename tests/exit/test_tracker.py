@@ -134,11 +134,13 @@ def test_any_verification_pattern_gives_the_sequential_state(smooth_over, patien
 def test_a_slot_is_cleared_when_it_is_reused():
     policy = ExitPolicy(predicate="all", thresholds={"confidence": 0.0})
     tracker = tracker_for(policy)
-    tracker.observe(torch.tensor([1]), rows_for([4, 0, 0], 1, 3))
+    tracker.observe(torch.tensor([1]), rows_for([4, 0, 0, 0], 1, 4))
     admit(tracker, in_think=True)
     verdict = tracker.observe(torch.tensor([1]), rows_for([0], 1, 1))
     assert bool(verdict.in_think[0, 0])
     assert int(verdict.thought[0, 0]) == 1
+    with pytest.raises(RuntimeError):  # the state of the former request at position 3 is gone
+        tracker.observe(torch.tensor([1]), rows_for([4, 0, 0, 0], 4, 1))
 
 
 def test_a_lost_state_is_an_error_not_a_guess():
@@ -167,13 +169,12 @@ def forced_tokens(tokens, policy, *, in_think=False, armed=True):
     return [int(tracker.observe(torch.tensor([1]), row).forced[0, 0]) for row in rows]
 
 
-def test_a_reopened_block_starts_anew_and_an_exited_one_is_not_exited_again():
+def test_only_the_first_block_is_exited():
     eager = ExitPolicy(predicate="all", thresholds={"confidence": -1.0}, patience=2)
-    one_boundary = [4, 0, 2, 5, 6]  # its natural end comes before the second boundary
-    assert forced_tokens([*one_boundary, 4, 0, 2], eager) == [-1] * 8  # held boundaries of the first do not count
-    assert forced_tokens([*one_boundary, 4, 0, 2, 0, 2], eager)[-1] == END[0]
-    exited = [4, 0, 2, 0, 2, 5, 6]
-    assert forced_tokens([*exited, 4, 0, 2, 0, 2], eager)[-1] == -1
+    assert forced_tokens([4, 0, 2, 0, 2], eager)[-1] == END[0]
+    ended_by_itself, exited = [4, 0, 2, 5, 6], [4, 0, 2, 0, 2, 5, 6]
+    for first in (ended_by_itself, exited):
+        assert forced_tokens([*first, 4, 0, 2, 0, 2, 0, 2], eager)[len(first) :] == [-1] * 7
 
 
 def test_an_unarmed_request_is_never_exited():

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ace_learn.artifacts import JSON, write_json
+from ace_learn.artifacts import JSON, sha256_file, write_json
 from ace_learn.features import SPLITS, FeatureSpec, write_features
 
 
@@ -68,13 +68,20 @@ def make_rows(sizes: Synthetic) -> dict[str, Tensor]:
     }
 
 
+def describe_shard(folder: Path) -> None:
+    """Writes the shard's shard.json as far as readers look at it."""
+    write_json(folder / "shard.json", {"sha256": {file.name: sha256_file(file) for file in folder.iterdir()}})
+
+
 def make_dataset(folder: Path, sizes: Synthetic) -> dict[str, Tensor]:
     """Writes the data set folder and gives its rows in order."""
     rows = make_rows(sizes)
     parts = torch.arange(sizes.problems).tensor_split(sizes.shards)
     for index, problems in enumerate(parts):
         inside = torch.isin(rows["trace"], problems)
-        write_features(folder / "shards" / f"{index:05d}", {name: column[inside] for name, column in rows.items()})
+        shard = folder / "shards" / f"{index:05d}"
+        write_features(shard, {name: column[inside] for name, column in rows.items()})
+        describe_shard(shard)
     spec = FeatureSpec(
         sources=("target_last", "target_aux", "scalars"), hidden_size=sizes.hidden_size, aux_layers=sizes.aux_layers
     )

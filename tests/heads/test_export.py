@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from ace_learn.artifacts import read_json, write_json
+from ace_learn.exit.policy import ExitPolicy
 from ace_learn.features import FeatureSpec
-from ace_learn.heads import HeadCard, HeadConfig, SignalHead, load_head, save_head
+from ace_learn.heads import HeadCard, SignalHead, load_head, load_own_policy, save_head
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.thinking import ThinkMarkers
 from tests.features.synthetic import target_json
+from tests.heads.test_head import head_config
 
 _SPEC = FeatureSpec(sources=("target_last", "scalars"), hidden_size=6, aux_layers=(1,))
 _IDENTITY = TargetIdentity.from_json(target_json())
@@ -21,7 +23,7 @@ _IDENTITY = TargetIdentity.from_json(target_json())
 
 def _saved(folder: Path, arch: str = "ensemble") -> SignalHead:
     torch.manual_seed(1)
-    config = HeadConfig.from_json({"arch": arch, "width": 5, "members": 3, "dropout": 0.1})
+    config = head_config(arch, width=5, members=3, dropout=0.1)
     head = SignalHead(config, _SPEC.size)
     head.set_normalisation(torch.randn(_SPEC.size), torch.rand(_SPEC.size) + 0.1)
     card = HeadCard(
@@ -86,6 +88,33 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {**config, "head": {**head, "width": 6}})
     with pytest.raises(ValueError, match=r"does not hold the weights that config\.json describes"):
         load_head(tmp_path)
+
+
+def test_a_config_that_announces_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    config = read_json(tmp_path / "config.json")
+    assert isinstance(config, dict)
+    head = config["head"]
+    assert isinstance(head, dict)
+    for width in (10**12, 10**30):
+        write_json(tmp_path / "config.json", {**config, "head": {**head, "width": width}})
+        with pytest.raises(ValueError, match=r"does not hold the weights that config\.json describes: .* numbers in"):
+            load_head(tmp_path)
+
+
+def test_a_policy_certified_with_another_head_is_refused_naming_both(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    head = load_head(tmp_path)
+    policy = ExitPolicy(predicate="any", thresholds={"consistency": 0.5})
+    for certificate in (None, {"head_sha256": head.weights_sha256}):
+        write_json(tmp_path / "policy.json", replace(policy, certificate=certificate).to_json())
+        assert load_own_policy(head).certificate == certificate
+    write_json(tmp_path / "policy.json", policy.with_certificate({"head_sha256": "b" * 64}).to_json())
+    with pytest.raises(ValueError, match=f"weights {'b' * 64}.*weights {head.weights_sha256}.*run calibrate"):
+        load_own_policy(head)
+    write_json(tmp_path / "policy.json", policy.with_certificate({}).to_json())
+    with pytest.raises(ValueError, match="no field 'head_sha256'; it may come from another version"):
+        load_own_policy(head)
 
 
 def test_unfinished_and_foreign_folders_are_refused(tmp_path: Path) -> None:

@@ -14,9 +14,17 @@ ARCHITECTURES = ("linear", "mlp", "ensemble")
 F = 9
 
 
+def head_config(arch: str, **values: float) -> HeadConfig:
+    """A config with those of the values that the architecture reads."""
+    read = {"linear": (), "mlp": ("width", "dropout"), "ensemble": ("width", "members", "dropout")}[arch]
+    return HeadConfig.from_json(
+        {**HeadConfig().to_json(), "arch": arch, **{name: values[name] for name in read if name in values}}
+    )
+
+
 def _head(arch: str, *, dropout: float = 0.0) -> SignalHead:
     torch.manual_seed(3)
-    head = SignalHead(HeadConfig.from_json({"arch": arch, "width": 5, "members": 4, "dropout": dropout}), F)
+    head = SignalHead(head_config(arch, width=5, members=4, dropout=dropout), F)
     head.set_normalisation(torch.randn(F), torch.rand(F) + 0.5)
     return head.eval()
 
@@ -91,9 +99,19 @@ def test_dropout_only_while_training() -> None:
 
 
 def test_config_round_trip_and_refusals() -> None:
-    config = HeadConfig(arch="mlp", width=7, members=2, dropout=0.25)
+    config = HeadConfig(arch="mlp", width=7, dropout=0.25)
     assert HeadConfig.from_json(config.to_json()) == config
     with pytest.raises(ValueError, match="arch is 'rnn', not one of linear, mlp, ensemble"):
         HeadConfig.from_json({**config.to_json(), "arch": "rnn"})
     with pytest.raises(ValueError, match="width >= 1"):
         HeadConfig(width=0)
+    with pytest.raises(ValueError, match="linear does not read width, dropout; leave them out"):
+        HeadConfig(arch="linear", width=512, dropout=0.5)
+    with pytest.raises(ValueError, match="mlp does not read members"):
+        HeadConfig(arch="mlp", members=9)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_number_of_values(arch: str) -> None:
+    head = _head(arch)
+    assert head.config.num_values(F) == sum(tensor.numel() for tensor in head.state_dict().values())

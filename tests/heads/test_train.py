@@ -22,6 +22,7 @@ from ace_learn.heads.module import HeadModule
 from ace_learn.heads.train import predict, train_head
 from ace_learn.models.identity import TargetIdentity
 from tests.features.synthetic import Synthetic, make_dataset, target_json
+from tests.heads.test_head import head_config
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 _SIZES = Synthetic(problems=80, boundaries=4, paragraph=2, noise=0.2)
@@ -44,7 +45,7 @@ def _config(dataset: Path, output: Path, arch: str = "ensemble") -> TrainConfig:
     return TrainConfig(
         dataset=dataset,
         output=output,
-        head=HeadConfig.from_json({"arch": arch, "width": 8, "members": 2, "dropout": 0.1}),
+        head=head_config(arch, width=8, members=2, dropout=0.1),
         trainer=TrainerConfig(accelerator="cpu", progress_bar=False),
         optimizer=OptimizerConfig(lr=1e-2),
         batch_size=32,

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +20,12 @@ from ace_learn.contracts import Contract
 from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
-from ace_learn.features import FeatureStore
+from ace_learn.features import FeatureStore, verify_shards
 from ace_learn.labels.build import BuildConfig, FeatureConfig, build_dataset
 from ace_learn.labels.records import read_records
 from ace_learn.models.target import TargetConfig, load_target
 from ace_learn.tasks import TaskConfig
-from tests.helpers.targets import save_tiny
+from tests.helpers.targets import save_tiny, tiny_model
 
 
 def write_table(path, count=40):
@@ -64,7 +66,7 @@ def digest(dataset):
         f"{shard.name}/{name}": sha256_file(shard / name)
         for shard in shards
         for name in ("traces.parquet", "features.safetensors", "shard.json")
-    } | {"dataset.json": sha256_file(dataset / "dataset.json")}
+    } | {name: sha256_file(dataset / name) for name in ("dataset.json", "summary.json")}
 
 
 def test_every_problem_once_with_its_split(built):
@@ -84,7 +86,7 @@ def test_probes_equal_live_answers_from_scratch(built):
     assert len(usable) >= 10
     checked = 0
     for record in usable:
-        for index in range(0, len(record.boundary), 3):
+        for index in range(len(record.boundary)):
             length = record.think_start + record.boundary[index] + 1
             prefix = [*record.prompt_ids, *record.token_ids[:length], *target.markers.end]
             request = Request(
@@ -112,9 +114,10 @@ def test_boundaries_and_matches_by_a_slow_reading(built):
             continue
         think = record.token_ids[record.think_start : record.think_end]
         texts = [target.decode([t]) for t in think]
-        ends = [i for i in range(len(think)) if texts[i].endswith("\n\n") and "".join(texts[: i + 1]).strip()]
-        starts_new = [i for i in ends if texts[i].strip() or not "".join(texts[:i]).endswith("\n\n")]
-        assert set(starts_new) <= set(record.boundary)
+        so_far = ["".join(texts[:i]) for i in range(len(think) + 1)]
+        in_break = [bool(text.strip() and re.search(r"\n[^\S\n]*\n\s*\Z", text)) for text in so_far]
+        completes = [i for i in range(len(think)) if in_break[i + 1] and not (in_break[i] and texts[i].isspace())]
+        assert record.boundary == completes
         full = None if record.full_answer is None else json.loads(record.full_answer)
         for answer, matches, correct in zip(
             record.probe_answer, record.probe_matches, record.probe_correct, strict=True
@@ -185,6 +188,75 @@ def test_finished_folder_is_left_alone_and_another_recipe_is_refused(built, caps
     assert digest(dataset) == before
 
 
+@pytest.fixture
+def copied(built, tmp_path):
+    """A finished data set that may be spoilt; where it lies is no part of its recipe."""
+    config, dataset = built
+    shutil.copytree(dataset, tmp_path / "dataset")
+    return replace(config, output=tmp_path / "dataset")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ("shards/00001",),
+        ("shards/00000", "shards/00003", "dataset.json"),
+        ("shards/00002/shard.json",),
+        ("dataset.json", "summary.json", "provenance.json"),  # killed before them
+    ],
+)
+def test_what_is_missing_is_made_anew(copied, built, lost):
+    before = digest(copied.output)
+    for name in lost:
+        path = copied.output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    build_dataset(copied)
+    assert digest(copied.output) == before
+    assert (copied.output / "provenance.json").is_file()
+    verify_shards(copied.output)
+
+
+def test_a_model_that_was_trained_on_is_refused_naming_it(copied, built, tmp_path):
+    config, _ = built
+    shutil.copytree(config.target.model, tmp_path / "model")
+    (copied.output / "config.yaml").write_text(
+        (copied.output / "config.yaml").read_text().replace(config.target.model, str(tmp_path / "model"))
+    )
+    moved = replace(copied, target=replace(config.target, model=str(tmp_path / "model")))
+    build_dataset(moved)  # the same model in another place
+    tiny_model("qwen2", seed=9).save_pretrained(tmp_path / "model")
+    for lost in ((), ("shards/00001",)):
+        for name in lost:
+            shutil.rmtree(copied.output / name)
+        with pytest.raises(ValueError, match=r"the model \(fingerprint: .*\) changed since") as caught:
+            build_dataset(moved)
+        assert "problems" not in str(caught.value)
+
+
+def test_a_table_that_was_edited_is_refused_naming_it(tmp_path):
+    config = config_in(tmp_path, splits={"train": 8})
+    build_dataset(config)
+    write_table(tmp_path / "table.jsonl", count=41)
+    with pytest.raises(ValueError, match=r"the problems or their prompts .* changed since") as caught:
+        build_dataset(config)
+    assert "the model" not in str(caught.value)
+    (config.output / "claim.json").unlink()
+    with pytest.raises(ValueError, match=r"begun without a claim\.json"):
+        build_dataset(config)
+    (config.output / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"holds shards but no config\.yaml"):
+        build_dataset(config)
+
+
+def test_a_shard_without_usable_traces_is_no_reason_to_stop(tmp_path):
+    config = config_in(tmp_path, splits={"train": 12}, shard_size=1, batch_size=1, max_new_tokens=45)
+    build_dataset(config)
+    counts = [json.loads((shard / "shard.json").read_text()) for shard in sorted((config.output / "shards").iterdir())]
+    assert [count["usable"] + count["excluded"] for count in counts] == [1] * 12
+    assert 0 < sum(count["usable"] for count in counts) < 12
+    assert sum(count["answered"] for count in counts) < 12
+
+
 def test_a_contract_that_never_commits_is_refused_and_nothing_is_written(tmp_path):
     contract = {"kind": "json", "schema": {"type": "object", "required": ["answer"]}}
     task = TaskConfig(name="table", path=write_table(tmp_path / "t.jsonl"), contract=contract)
@@ -193,6 +265,15 @@ def test_a_contract_that_never_commits_is_refused_and_nothing_is_written(tmp_pat
         build_dataset(config)
     assert list((config.output / "shards").iterdir()) == []
     assert not (config.output / "dataset.json").exists()
+    build_dataset(replace(config, task=replace(task, contract={"kind": "boxed"}, instruct=False)))  # as the error asks
+
+
+def test_many_useless_traces_end_a_build_early(tmp_path, monkeypatch):
+    monkeypatch.setattr("ace_learn.labels.build._ENOUGH_TRACES", 8)
+    config = config_in(tmp_path, splits={"train": 16}, shard_size=2, max_new_tokens=1)
+    with pytest.raises(ValueError, match="none of 8 traces"):
+        build_dataset(config)
+    assert list((config.output / "shards").iterdir()) == []
 
 
 def test_traces_that_never_end_their_thinking_are_refused(tmp_path):
@@ -208,6 +289,8 @@ def test_recipes_that_cannot_be_built(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             config_in(tmp_path, **wrong)
+    with pytest.raises(ValueError, match="read by the source target_aux alone"):
+        FeatureConfig(sources=("target_last",), aux_layers=(1,))
     with pytest.raises(ValueError, match="aux_layers"):
         build_dataset(config_in(tmp_path, features=FeatureConfig(aux_layers=(9,)), splits={"train": 8}))
     with pytest.raises(ValueError, match="40 distinct problems"):
@@ -264,12 +347,14 @@ def test_twenty_kills_leave_the_same_data_set(tmp_path):
         if finished:
             dataset = tmp_path / "dataset"
             assert digest(dataset) == digest(reference)
+            assert (dataset / "provenance.json").is_file()
             for path in sorted(dataset.rglob("*"), reverse=True):  # start over, to be killed again
                 path.rmdir() if path.is_dir() else path.unlink()
             dataset.rmdir()
     assert len(shards_seen) > 2  # the kills fell at different stages
     dataset = build_dataset(config_in_place(tmp_path))
     assert digest(dataset) == digest(reference)
+    assert (dataset / "provenance.json").is_file()
     assert [r.problem for r in records_of(dataset)] == list(range(40))
 
 
@@ -277,4 +362,4 @@ def test_sampling_is_part_of_the_data_set(built):
     _, dataset = built
     described = json.loads((dataset / "dataset.json").read_text())
     assert described["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-    assert Sampling(**described["sampling"]) == Sampling()
+    assert Sampling.from_json(described["sampling"]) == Sampling()

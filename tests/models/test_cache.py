@@ -56,11 +56,11 @@ def test_growth_keeps_what_was_written():
 def test_hidden_states_are_the_models_own():
     target = tiny_target("llama", spread=0.3)
     ids = [1, 9, 20, 33]
-    out = target.forward(torch.tensor([ids]), torch.arange(4)[None], target.new_cache(1), longest=4, aux_layers=(0, 2))
+    out = target.forward(torch.tensor([ids]), torch.arange(4)[None], target.new_cache(1), longest=4, aux_layers=(1, 3))
     with torch.inference_mode():
         stock = tiny_model("llama", spread=0.3)(torch.tensor([ids]), output_hidden_states=True)
     assert torch.allclose(out.last[0], stock.hidden_states[-1][0], atol=1e-5)  # behind the final norm
-    assert torch.allclose(out.aux[0, :, :32], stock.hidden_states[1][0], atol=1e-5)
+    assert torch.allclose(out.aux[0, :, :32], stock.hidden_states[1][0], atol=1e-5)  # what enters layer 1
     assert torch.allclose(out.aux[0, :, 32:], stock.hidden_states[3][0], atol=1e-5)
     last = target.forward(torch.tensor([ids]), torch.arange(4)[None], target.new_cache(1), longest=4, last_only=True)
     assert torch.allclose(last.logits[0, 0], stock.logits[0, -1], atol=1e-4)

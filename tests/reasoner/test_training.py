@@ -54,6 +54,14 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
         assert torch.equal(weight, resumed[name]), name
 
 
+def test_a_run_may_start_from_a_finished_one(tmp_path):
+    first = run(tmp_path, "first", steps=2).state_dict()
+    folder = str(tmp_path / "first-out")
+    second = run(tmp_path, "second", steps=1, start_from=folder, learning_rate=0.0, matrix_rate=0.0).state_dict()
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name]), name
+
+
 def test_the_export_is_a_plain_folder_with_its_recipe(tmp_path):
     model = run(tmp_path, "run", steps=1)
     folder = tmp_path / "run-out"

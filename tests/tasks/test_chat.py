@@ -63,6 +63,13 @@ def test_plain_prompt_needs_a_tokenizer_without_template():
         render_prompt(make_tokenizer(IGNORES), chat, thinking=True, markers=MARKERS, plain=True)
 
 
+def test_a_chat_that_the_template_refuses_is_the_users_error():
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + IGNORES
+    chat = ({"role": "system", "content": "Be short"}, *CHAT)
+    with pytest.raises(ValueError, match=r"refuses a chat of the turns system, user: no system turn; change the chat"):
+        render_prompt(make_tokenizer(refuses), chat, thinking=True, markers=MARKERS)
+
+
 def test_template_that_ends_in_an_earlier_turns_think_block():
     # A closed block of an earlier turn leaves no block open.
     history = (*CHAT, {"role": "assistant", "content": "<think> Hi </think> there"}, *CHAT)

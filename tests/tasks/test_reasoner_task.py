@@ -18,11 +18,11 @@ def test_mix_has_all_families_distinct_prompts_and_legal_golds():
 
 
 def test_short_stream_is_the_start_of_a_long_one_and_seeds_differ():
-    task = build_task(TaskConfig(families=("boxes",)))
+    task = build_task(TaskConfig(families=("shop",)))
     short, long, other = (list(task.examples(n, seed)) for n, seed in ((20, 0), (60, 0), (20, 1)))
     assert long[:20] == short
     assert short != other
-    assert {example.family for example in long} == {"boxes"}
+    assert {example.family for example in long} == {"shop"}
 
 
 def example_of(text):
@@ -50,5 +50,11 @@ def test_interleave_ends_with_the_first_stream_that_ends():
 
 
 def test_unknown_family_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown families legz; known: chain, boxes, legs"):
+    with pytest.raises(ValueError, match=r"unknown families legz; known: chain, shop, legs"):
         build_task(TaskConfig(families=("legz",)))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_problems_are_refused_at_once(count):
+    with pytest.raises(ValueError, match=f"must be >= 1, not {count}"):
+        build_task(TaskConfig()).examples(count, seed=0)

@@ -50,6 +50,9 @@ def test_same_prompt_twice_is_one_problem(tmp_path):
     assert len(list(task.examples(20, seed=0))) == 20
     with pytest.raises(ValueError, match=r"data.jsonl has 20 distinct problems in 27 rows, but 21 are wanted"):
         task.examples(21, seed=0)
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"must be >= 1, not {count}"):
+            task.examples(count, seed=0)
 
 
 def test_contract_column_with_mixed_specs_and_golds(tmp_path):
