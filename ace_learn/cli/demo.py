@@ -110,11 +110,14 @@ def run_demo(config: DemoConfig) -> None:
         ValueError: A stage was refused.
         SystemExit: With status 1, when the report misses a threshold.
     """
+    import torch
+
     from ace_learn.evaluate.calibrate import run_calibration
     from ace_learn.evaluate.report import demo_checks
     from ace_learn.heads.train import train_head
     from ace_learn.labels.build import build_dataset
 
+    torch.set_num_threads(1)  # the reasoner is tiny: threads cost more than they give
     output = config.output
     _refuse_foreign(output)
     with writer_lock(output):

@@ -60,6 +60,8 @@ class _AnswerText:
         contract = self.request.contract
         self.committer = None if contract is None else TokenStream(contract.committer(), self.target.decode)
         self.stopper = self._new_stopper()
+        self.stopper_tokens = self.stopper_chars = 0
+        """Where the stopper began to read."""
         self.ids: list[int] = []
         self.lengths: list[int] = []
         """Output length at each token."""
@@ -72,10 +74,18 @@ class _AnswerText:
         self.ids.append(token)
         self.lengths.append(length)
         commit = None if self.committer is None else _ending(self.committer.push([token]), self.lengths)
-        stop = None if self.stopper is None else _ending(self.stopper.push([token]), self.lengths)
-        if stop is not None and stop.length <= self.request.min_tokens:  # hidden: later ones still count
-            stop, self.stopper = None, self._new_stopper()
-        return commit, stop
+        return commit, self._stop(token)
+
+    def _stop(self, token: int) -> Ending | None:
+        found = None if self.stopper is None else self.stopper.push([token])
+        if found is None:
+            return None
+        length = self.lengths[self.stopper_tokens + found.num_tokens - 1]
+        if length > self.request.min_tokens:
+            return Ending(length, found.commit._replace(end=self.stopper_chars + found.commit.end))
+        self.stopper = self._new_stopper()  # this one is hidden, later ones still count
+        self.stopper_tokens, self.stopper_chars = len(self.ids), len(self.target.decode(self.ids))
+        return None
 
     def close(self, *, truncated: bool) -> Ending | None:
         """What only the end of the text settles."""

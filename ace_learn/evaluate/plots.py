@@ -75,7 +75,7 @@ def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> No
     top = 1.5 * max(2 * risk.alpha, float(bounds.min(initial=1.0)))
     axes.set_ylim(-0.02 * top, top)
     shown = savings[losses / result.n <= top]
-    if shown.size:
+    if shown.max(initial=0.0) > 0:  # on a calibration split without savings there is no width to show
         axes.set_xlim(0, 1.05 * float(shown.max()))
     axes.legend(loc="upper left", frameon=False)
     _save(figure, path)

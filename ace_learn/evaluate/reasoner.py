@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from ace_learn.artifacts import JSON, JsonFields, write_json
@@ -69,6 +70,7 @@ def evaluate_reasoner(config: ReasonerEvaluation) -> dict[str, JSON]:
     Raises:
         ValueError: The model cannot be loaded.
     """
+    torch.set_num_threads(1)  # the reasoner is tiny: threads cost more than they give
     target = load_target(TargetConfig(model=config.model, dtype="float32", device="cpu"))
     problems = _problems(config.problems, config.seed)
     sampled = solve(target, problems, Sampling(temperature=config.temperature, seed=config.seed), config.batch_size)

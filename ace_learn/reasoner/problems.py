@@ -221,7 +221,8 @@ def _draft_chain(rng: random.Random) -> _Draft:
 
 def _draft_shop(rng: random.Random) -> _Draft:
     names = rng.sample(GOODS, rng.choice((2, 3, 3)))
-    told, steps = [], []
+    told: list[str] = []
+    steps: list[Step] = []
     for name in names:
         count, price = rng.randint(2, 9), rng.randint(2, 12)
         told.append(f"{count} {name} at {price}")

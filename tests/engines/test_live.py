@@ -151,7 +151,7 @@ def test_accepted_drafts_that_a_late_commit_removes_are_not_counted():
     request = Request(key=0, prompt_ids=(9, OPEN), contract=Contract.from_spec(LETTER))
     live = LiveRequest(request, TARGETS[SINGLE])
     live.push(ids("</think>", " sum", " is", " ", "a"), [0.0] * 5, num_accepted=4)
-    live.push(ids(".", "b"), [0.0] * 2, num_accepted=1)
+    live.push(ids(".", " "), [0.0] * 2, num_accepted=1)
     output = live.output()
     assert output.answer == "a"
     assert len(output.token_ids) == 5

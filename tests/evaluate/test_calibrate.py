@@ -9,10 +9,11 @@ import yaml
 from ace_learn.artifacts import read_fields, read_json, sha256_file, write_json
 from ace_learn.evaluate.bootstrap import Bootstrap
 from ace_learn.evaluate.calibrate import CalibrateConfig, run_calibration
-from ace_learn.evaluate.calibration import Certificate
-from ace_learn.evaluate.learned import PolicyFamily, Risk
+from ace_learn.evaluate.calibration import Certificate, calibrate
+from ace_learn.evaluate.learned import CalibratedPolicy, PolicyFamily, Risk
 from ace_learn.evaluate.loading import evaluate_policy, replay_exits
 from ace_learn.evaluate.metrics import LatencyModel
+from ace_learn.evaluate.plots import plot_calibration
 from ace_learn.exit.policy import ExitPolicy, load_policy
 from ace_learn.heads.export import load_head
 from tests.evaluate.synthetic import IDENTITY, World, write_dataset, write_identity_head
@@ -181,3 +182,10 @@ def test_nothing_to_learn_is_explained(tmp_path):
     summary = run_calibration(config)
     assert "nothing to learn from" in summary.explanation
     assert np.array_equal(summary.calibrated.savings, np.zeros(0))
+
+
+@pytest.mark.parametrize("savings", [0.0, -0.25])
+def test_a_plot_of_candidates_that_save_nothing(tmp_path, savings):
+    result = calibrate(np.zeros((2, 300), dtype=bool), alpha=0.02, delta=0.05, savings=np.full(2, savings))
+    plot_calibration(tmp_path / "plot.png", CalibratedPolicy(ExitPolicy.never(), result, np.full(2, savings)), Risk())
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
