@@ -67,5 +67,5 @@ def test_sliding_windows_are_refused():
         num_key_value_heads=2, sliding_window=16,
     )  # fmt: skip
     tokenizer = tiny_tokenizer()
-    with pytest.raises(ValueError, match="sliding_attention.*full_attention alone"):
+    with pytest.raises(ValueError, match=r"sliding_attention.*full_attention alone"):
         Target(MistralForCausalLM(config), tokenizer, ThinkMarkers.from_tokenizer(tokenizer), name="windowed")
