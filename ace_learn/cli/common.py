@@ -60,6 +60,8 @@ def run_command(
         _fail(f"{error.message} (see {parser.prog} --help)", error)
     except (ValueError, OSError) as error:
         _fail(_explain(error), error)
+    except RecursionError as error:
+        _fail("the input is nested too deeply, or refers to itself", error)
     except KeyboardInterrupt:
         outcome = "run the same command again to resume" if resumes else "nothing was kept"
         print(f"interrupted; {outcome}", file=sys.stderr)

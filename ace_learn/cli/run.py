@@ -126,14 +126,21 @@ class _Printer:
         self.detokenizer = Detokenizer(target.decode)
 
     def __call__(self, live: LiveRequest, tokens: Sequence[int], passed: Sequence[BoundarySignals]) -> None:
-        for boundary in passed:
-            shown = "  ".join(f"{name} {value:.3g}" for name, value in boundary.signals.items())
-            print(f"    [paragraph {boundary.paragraphs}, {boundary.tokens_thought} tokens: {shown}]", flush=True)
-        if live.exit is not None and live.length - len(tokens) <= live.exit.output_index:
-            print("    [exit]", flush=True)
-        for token in tokens:
-            sys.stdout.write(self.detokenizer.push(token))
+        """Prints a window; a boundary is shown behind its own token, which stands in this window or before it."""
+        before = live.length - len(tokens)
+        waiting = list(passed)
+        for index in range(before, live.length + 1):
+            while waiting and waiting[0].output_index < index:
+                self._mark(waiting.pop(0))
+            if live.exit is not None and live.exit.output_index == index and index < live.length:
+                print("    [exit]", flush=True)
+            if index < live.length:
+                sys.stdout.write(self.detokenizer.push(tokens[index - before]))
         sys.stdout.flush()
+
+    def _mark(self, boundary: BoundarySignals) -> None:
+        shown = "  ".join(f"{name} {value:.3g}" for name, value in boundary.signals.items())
+        print(f"    [paragraph {boundary.paragraphs}, {boundary.tokens_thought} tokens: {shown}]", flush=True)
 
 
 def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str, contract: Contract | None) -> None:
@@ -141,9 +148,17 @@ def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str, contract: Con
 
     request = _request(config, engine.target, config.seed, user_message(prompt), contract)
     output = engine.generate([request], listener=_Printer(engine.target))[0]
-    ended = "by itself" if output.exit is None else f"by the policy after {output.exit.paragraphs} paragraphs"
-    print(f"\n\nthinking ended {ended}: {output.think_tokens} tokens thought, {len(output.token_ids)} in all")
-    print(f"answer: {json.dumps(output.answer)} (finish: {output.finish_reason}, {output.seconds:.2f} s)")
+    print(f"\n\n{_ending(output)}: {output.think_tokens} tokens thought, {len(output.token_ids)} in all")
+    answer = json.dumps(output.answer) if contract else "not looked for; name its form with --contract '{kind: ...}'"
+    print(f"answer: {answer} (finish: {output.finish_reason}, {output.seconds:.2f} s)")
+
+
+def _ending(output: Output) -> str:
+    if output.exit is not None:
+        return f"thinking ended by the policy after {output.exit.paragraphs} paragraphs"
+    if output.think_start is None:
+        return "thinking never began"
+    return "thinking was cut by the token limit" if output.think_end is None else "thinking ended by itself"
 
 
 def _run_task(config: RunConfig, engine: HFEngine, examples: Sequence[Example]) -> None:

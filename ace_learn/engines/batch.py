@@ -32,6 +32,8 @@ from ace_learn.speculation.noise import Stream, gumbel, uniform
 class BoundarySignals(NamedTuple):
     """A boundary that a request has passed."""
 
+    output_index: int
+    """Index of the boundary's token in the output."""
     paragraphs: int
     tokens_thought: int
     signals: dict[str, float]
@@ -238,7 +240,7 @@ class DecodeBatch:
                 live.exit = None
             live.stats.record(len(drafts[i]), min(num_accepted[i], kept))
             if self.decoding.listener is not None and kept:
-                self.decoding.listener(live, live.output_ids[before:], _passed(verdict, i, size))
+                self.decoding.listener(live, live.output_ids[before:], _passed(verdict, i, size, before))
         self._retire(lives)
 
     def _note_exit(self, live: LiveRequest, forced: list[int], row: int, verdict: Verdict | None) -> None:
@@ -267,12 +269,13 @@ class DecodeBatch:
                 self.order[slot], self.order[last] = self.order[last], self.order[slot]
 
 
-def _passed(verdict: Verdict | None, row: int, size: int) -> list[BoundarySignals]:
-    """Boundaries among the first `size` input tokens of a row."""
+def _passed(verdict: Verdict | None, row: int, size: int, before: int) -> list[BoundarySignals]:
+    """Boundaries among the first `size` input tokens of a row, the first of which is output token `before - 1`."""
     if verdict is None:
         return []
     return [
         BoundarySignals(
+            output_index=before - 1 + r,
             paragraphs=int(verdict.paragraphs[row, r]),
             tokens_thought=int(verdict.thought[row, r]),
             signals=dict(zip(SIGNALS, verdict.smoothed[row, r].tolist(), strict=True)),

@@ -27,9 +27,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        if not 0.0 <= self.temperature < 100.0 or self.top_k < 0 or not 0.0 < self.top_p <= 1.0:
+        if (
+            not (self.temperature == 0.0 or 1e-6 <= self.temperature < 100.0)
+            or self.top_k < 0
+            or not 0.0 < self.top_p <= 1.0
+        ):
             raise ValueError(
-                "need 0 <= temperature < 100, top_k >= 0 and 0 < top_p <= 1, not "
+                "need temperature 0 (greedy) or 1e-6 <= temperature < 100, top_k >= 0 and 0 < top_p <= 1, not "
                 f"{self.temperature}, {self.top_k} and {self.top_p}"
             )
         if not -(2**63) <= self.seed < 2**63:

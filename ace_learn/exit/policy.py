@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ace_learn.artifacts import read_fields
+from ace_learn.artifacts import read_fields, sha256_json
 from ace_learn.json_type import JSON
 
 SIGNALS = ("confidence", "progress", "remaining", "consistency")
@@ -35,6 +35,10 @@ class ScoreModel:
     def __post_init__(self) -> None:
         """Checks names and lengths."""
         _check_signals(self.signals)
+        if len(set(self.signals)) != len(self.signals):
+            raise ValueError(f"a score model reads each signal once, not {', '.join(self.signals)}")
+        if not all(map(math.isfinite, (*self.weights, self.bias, self.threshold))):
+            raise ValueError("weights, bias and threshold of a score model must be finite")
         if len(self.weights) != len(self.signals):
             raise ValueError(f"{len(self.weights)} weights for {len(self.signals)} signals; give one weight per signal")
 
@@ -133,7 +137,7 @@ class ExitPolicy:
                 "bias": self.score.bias,
                 "threshold": self.score.threshold,
             }
-        return {
+        rule: dict[str, JSON] = {
             "predicate": self.predicate,
             "thresholds": dict(self.thresholds),
             "score": score,
@@ -143,6 +147,7 @@ class ExitPolicy:
             "min_thinking_tokens": self.min_thinking_tokens,
             "certificate": self.certificate,
         }
+        return rule | {"sha256": None if self.certificate is None else sha256_json(rule)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> ExitPolicy:
@@ -155,7 +160,7 @@ class ExitPolicy:
         if set(data) != known:
             raise ValueError(f"not an exit policy: keys {sorted(data)}, expected {sorted(known)}")
         try:
-            return cls(
+            policy = cls(
                 predicate=cast(Predicate, data["predicate"]),
                 thresholds=_floats(data["thresholds"]),
                 score=_score(data["score"]),
@@ -165,8 +170,11 @@ class ExitPolicy:
                 min_thinking_tokens=_whole(data["min_thinking_tokens"]),
                 certificate=_object_or_none(data["certificate"]),
             )
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, OverflowError) as error:
             raise ValueError(f"not an exit policy: {error}") from error
+        if policy.to_json()["sha256"] != data["sha256"]:
+            raise ValueError("the exit policy was changed after it was certified; run calibrate again")
+        return policy
 
 
 def load_policy(head_folder: Path) -> ExitPolicy:

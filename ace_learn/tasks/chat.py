@@ -43,6 +43,8 @@ def render_prompt(
             else f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use a chat model, give the tokenizer "
             "a template, or set `plain: true` to prompt with the bare text"
         )
+    if any("\ud800" <= char <= "\udfff" for message in messages for char in message["content"]):
+        raise ValueError("a message is not valid text (it holds lone surrogates); give it as UTF-8")
     if plain:
         text = "".join(f"{message['content']}\n" for message in messages)
         ids = list(tokenizer(text)["input_ids"])

@@ -94,8 +94,26 @@ def test_a_prompt_is_shown_live(llama, capsys):
          "--prompt", "the sum?", "--contract", "{kind: boxed}", "--max_new_tokens", "150"]
     )  # fmt: skip
     shown = capsys.readouterr().out
-    assert "thinking ended" in shown
+    assert "thinking" in shown
     assert "answer:" in shown
+
+
+def test_a_shown_boundary_stands_behind_its_own_paragraph(llama, capsys):
+    common = ["--target.model", str(llama / "model"), "--target.device", "cpu", "--prompt", "the sum?", "--seed", "5"]
+    texts = []
+    for draft_tokens in ("0", "3"):
+        run.main([*common, "--max_new_tokens", "150", "--sampling.temperature", "0", "--draft_tokens", draft_tokens])
+        texts.append(capsys.readouterr().out.rpartition("(finish")[0])
+    assert texts[0] == texts[1]
+    for part in texts[0].split("    [paragraph")[:-1]:
+        assert part.endswith("\n\n")
+
+
+def test_text_that_is_no_utf8(llama, capsys):
+    argv = ["--target.model", str(llama / "model"), "--target.device", "cpu", "--prompt", "a\udcffb"]
+    code, message = refused(run.main, argv, capsys)
+    assert code == 2
+    assert "UTF-8" in message
 
 
 def test_unknown_recipe_key(llama, tmp_path, capsys):

@@ -16,7 +16,8 @@ METHODS = ["full", "no_think", "budget", "confidence", "learned", "oracle"]
 
 
 @pytest.mark.slow
-def test_demo_in_miniature(tmp_path, capsys):
+def test_demo_in_miniature(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ace_learn.evaluate.live._LATENCY_PROBLEMS", 2)  # one by one, they take most of the time
     config = DemoConfig(
         output=tmp_path / "demo",
         train=80,

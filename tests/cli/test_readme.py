@@ -39,7 +39,8 @@ def test_the_api_example_runs(reasoner_target, monkeypatch, capsys):
     assert len(example.splitlines()) == 6
     monkeypatch.setattr("ace_learn.engines.loading.load_target", lambda config: reasoner_target)
     exec(compile(example.replace(', head="runs/demo/policy"', ""), "README.md", "exec"), {})
-    assert "boxed" in capsys.readouterr().out
+    answer, *_ = capsys.readouterr().out.split()
+    assert answer == str(62 + 35 - 18 + 4)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

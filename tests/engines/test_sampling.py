@@ -24,7 +24,9 @@ def test_temperature_and_truncation_by_hand():
     assert (Sampling(top_p=0.89).probabilities(LOGITS) > 0).sum() == 3
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"temperature": 1e-38}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
 def test_ranges(wrong):
     with pytest.raises(ValueError, match="temperature"):
         Sampling(**wrong)

@@ -78,3 +78,18 @@ def test_json_round_trip_and_refusals():
     ):
         with pytest.raises(ValueError, match=message):
             ExitPolicy(**wrong)
+
+
+def test_a_certified_policy_that_was_edited_is_refused():
+    policy = ExitPolicy(predicate="all", thresholds={"progress": 0.9}, certificate={"alpha": 0.02})
+    assert ExitPolicy.from_json(policy.to_json()) == policy
+    with pytest.raises(ValueError, match="changed after it was certified"):
+        ExitPolicy.from_json({**policy.to_json(), "thresholds": {"progress": 0.1}})
+    free = ExitPolicy(predicate="all", thresholds={"progress": 0.9})
+    assert ExitPolicy.from_json({**free.to_json(), "thresholds": {"progress": 0.1}}).thresholds == {"progress": 0.1}
+
+
+def test_score_models_that_cannot_work_are_refused():
+    for signals, weights in ((("progress", "progress"), (1.0, 1.0)), (("progress",), (torch.nan,))):
+        with pytest.raises(ValueError, match=r"once|finite"):
+            ScoreModel(signals=signals, weights=weights, bias=0.0, threshold=0.5)
