@@ -11,8 +11,10 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, make_dataclass
+from pathlib import Path
 from typing import NoReturn, TypeVar, get_args, get_type_hints
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace, set_dumper, set_parsing_settings
 
 from ace_learn.artifacts import dump_config
@@ -113,10 +115,39 @@ def parse_config(parser: ArgumentParser, config_class: type[Config], argv: Seque
         ArgumentError: A key or flag is unknown, has a wrong value, or is missing.
         ValueError: The config class refuses a combination of values.
     """
-    parsed = parser.parse_args(_recipes_first(argv))
+    arguments = _recipes_first(argv)
+    for argument in arguments:
+        _refuse_cycles(argument)
+    parsed = parser.parse_args(arguments)
     values = parser.instantiate(parsed)
     assert isinstance(values, Namespace)
     return config_class(**{key: value for key, value in vars(values).items() if key != "config"})
+
+
+def _refuse_cycles(argument: str) -> None:
+    """Refuses YAML that contains itself, in a recipe or in a flag's value: the parser would never come back."""
+    name = argument.removeprefix("--config=")
+    is_recipe = name.endswith((".yaml", ".yml")) and Path(name).is_file()
+    if not is_recipe and not name.startswith(("{", "[")):
+        return
+    try:
+        root = yaml.compose(Path(name).read_text(encoding="utf-8") if is_recipe else name, Loader=yaml.SafeLoader)
+        cyclic = root is not None and _contains_itself(root, ())
+    except (yaml.YAMLError, RecursionError):
+        return  # the parser says what is wrong with it
+    if cyclic:
+        raise ValueError(f"{name[:60]} refers to itself by a YAML alias (&name, *name); write the value out")
+
+
+def _contains_itself(node: yaml.Node, above: tuple[int, ...]) -> bool:
+    if id(node) in above:
+        return True
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    return any(_contains_itself(child, (*above, id(node))) for child in children)
 
 
 def _recipes_first(argv: Sequence[str]) -> list[str]:

@@ -109,6 +109,16 @@ def test_a_shown_boundary_stands_behind_its_own_paragraph(llama, capsys):
         assert part.endswith("\n\n")
 
 
+@pytest.mark.parametrize("flag", [None, "--contract"])
+def test_values_that_refer_to_themselves(flag, tmp_path, capsys):
+    recipe = tmp_path / "loop.yaml"
+    recipe.write_text("target: &a {model: ace_learn/reasoner, x: *a}\n")
+    loop = "{kind: json, schema: &a {properties: {x: *a}}}"
+    code, message = refused(run.main, [str(recipe)] if flag is None else ["--prompt", "x", flag, loop], capsys)
+    assert code == 2
+    assert "refers to itself" in message
+
+
 def test_text_that_is_no_utf8(llama, capsys):
     argv = ["--target.model", str(llama / "model"), "--target.device", "cpu", "--prompt", "a\udcffb"]
     code, message = refused(run.main, argv, capsys)
