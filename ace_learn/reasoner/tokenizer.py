@@ -23,9 +23,8 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- endif %}"""
 
-# Order matters: blank lines, digits and the letters of options are cut out first, so that no merge can cross them.
-_LETTER = r"[A-D](?![A-Za-z])"
-_PIECES = Regex(rf"\n\n|\n|[0-9]|{_LETTER}| (?!{_LETTER})[A-Za-z]+|[A-Za-z]+| [+\-*=] | \(|[^\sA-Za-z0-9]+|\s")
+# Order matters: blank lines and digits are cut out first, so that no merge can cross them.
+_PIECES = Regex(r"\n\n|\n|[0-9]| ?[A-Za-z]+| [+\-*=] | \(|[^\sA-Za-z0-9]+|\s")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
