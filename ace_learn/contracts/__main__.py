@@ -1,16 +1,17 @@
 """`python -m ace_learn.contracts check FILE`: run a file of contract cases.
 
-Prints one line per failure (id, expected, got). Exit status 0: all cases came out right, 1: some
-did not, 2: the file cannot be used.
+Prints one line per failure (id, expected, got); a case of a kind that does not exist is one, and the last line counts
+them by kind. Exit status 0: all cases came out right, 1: some did not, 2: the file cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
-from ace_learn.contracts.check import check_case, load_cases
+from ace_learn.contracts.check import UnknownKind, check_case, load_cases
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     for failure in failures:
         print(failure)
-    print(f"{len(cases) - len(failures)} of {len(cases)} cases right")
+    unknown = Counter(failure.kind for failure in failures if isinstance(failure, UnknownKind))
+    counts = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
+    right = f"{len(cases) - len(failures)} of {len(cases)} cases right"
+    print(f"{right}; not checked, for their kinds are unknown: {counts}" if unknown else right)
     return 1 if failures else 0
 
 

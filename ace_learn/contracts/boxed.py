@@ -1,15 +1,15 @@
 r"""The first `\boxed{...}` or `\fbox{...}`.
 
-Equality is textual after a light normalisation; mathematical equality (math-verify) comes with an
-extra.
+Equality is textual after a light normalisation; `equality: math` adds mathematical equality.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
+from ace_learn.contracts import maths
 from ace_learn.contracts.base import Contract, common_fields
 from ace_learn.contracts.boxes import MAX_BOX, is_echo, read_box, unclosed
 from ace_learn.contracts.committer import Commit
@@ -30,15 +30,28 @@ class Boxed(Contract):
     kind: ClassVar[str] = "boxed"
     lookback: ClassVar[int] = LOOKBACK
 
+    equality: Literal["text", "math"] = "text"
+    """`math`: answers whose texts differ are compared by math-verify (the extra `math`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse an equality that is unknown or not installed."""
+        super().__post_init__()
+        if self.equality not in ("text", "math"):
+            raise ValueError(f'equality is {self.equality!r}; write "text" or "math"')
+        if self.equality == "math":
+            maths.require()
+
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
         """Build the contract from its spec."""
-        common = common_fields(fields)
-        return cls(**common._asdict())
+        equality = fields.string("equality", default="text")
+        if equality not in ("text", "math"):
+            raise ValueError(f'contract key "equality" is {equality!r}; write "text" or "math"')
+        return cls(equality="math" if equality == "math" else "text", **common_fields(fields)._asdict())
 
     def own_fields(self) -> dict[str, JSON]:
-        """No keys of its own."""
-        return {}
+        """The equality, where it is not that of texts."""
+        return {} if self.equality == "text" else {"equality": self.equality}
 
     def scan(self, source: Source) -> Step[Commit | None]:
         """Read until a box closes."""
@@ -56,8 +69,11 @@ class Boxed(Contract):
         return isinstance(answer, str) and len(answer) <= MAX_BOX and not is_echo(answer) and not unclosed(answer)
 
     def same(self, a: JSON, b: JSON) -> bool:
-        """Equal texts after normalisation."""
-        return isinstance(a, str) and isinstance(b, str) and normal_form(a) == normal_form(b)
+        """Equal texts after normalisation, or with `equality: math` expressions of the same value."""
+        if not isinstance(a, str) or not isinstance(b, str):
+            return False
+        first, second = sorted((normal_form(a), normal_form(b)))
+        return first == second or (self.equality == "math" and maths.equivalent(first, second))
 
     def instruction(self) -> str:
         """The sentence for the prompt."""

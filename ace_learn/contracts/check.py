@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ace_learn.contracts.base import Contract, json_equal
 from ace_learn.contracts.committer import Commit
+from ace_learn.contracts.kinds import KINDS
 from ace_learn.json_type import JSON
 
 CHUNK_SIZES = (1, 2, 3, 7)
@@ -44,6 +45,17 @@ class Failure(NamedTuple):
         return f"{self.id}{chunk}: expected {_shown(self.expected)}, got {_shown(self.got)}"
 
 
+class UnknownKind(NamedTuple):
+    """One case of a kind that does not exist, so that nothing is known about it."""
+
+    id: str
+    kind: str
+
+    def __str__(self) -> str:
+        """One line: id, kind."""
+        return f"{self.id}: not checked, unknown contract kind {self.kind!r}"
+
+
 def load_cases(path: Path | str) -> list[Case]:
     """Read a file of cases.
 
@@ -54,17 +66,21 @@ def load_cases(path: Path | str) -> list[Case]:
     return [_case(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
-def check_file(path: Path | str) -> list[Failure]:
-    """Run a file of cases, whole and in chunks, and return what came out wrong.
+def check_file(path: Path | str) -> list[Failure | UnknownKind]:
+    """Run a file of cases, whole and in chunks, and return what came out wrong or could not be run.
 
     Raises:
-        ValueError: A line is no case, or its contract is none; names the line or the case.
+        ValueError: A line is no case, or its contract is none of a known kind; names the line or the case.
     """
     return [failure for case in load_cases(path) for failure in check_case(case)]
 
 
-def check_case(case: Case) -> Iterator[Failure]:
-    """The first wrong outcome of a case, if any."""
+def check_case(case: Case) -> Iterator[Failure | UnknownKind]:
+    """The first wrong outcome of a case, if any; a kind that does not exist is one."""
+    kind = case.contract.get("kind")
+    if isinstance(kind, str) and kind not in KINDS:
+        yield UnknownKind(case.id, kind)
+        return
     try:
         contract = Contract.from_spec(case.contract)
     except ValueError as error:

@@ -19,6 +19,7 @@ import jsonschema_rs
 from ace_learn.contracts.base import Contract, common_fields, json_equal
 from ace_learn.contracts.committer import Commit
 from ace_learn.contracts.fields import Fields
+from ace_learn.contracts.json_references import refuse_reference_cycles
 from ace_learn.contracts.json_text import MAX_CHARS, MAX_DEPTH, parse, read_candidate
 from ace_learn.contracts.source import Source, Step
 from ace_learn.json_type import JSON
@@ -111,6 +112,7 @@ def _validator(schema_text: str) -> jsonschema_rs.Validator:
     """Compile a schema: no remote references, patterns on the linear-time engine."""
     try:
         schema = json.loads(schema_text)
+        refuse_reference_cycles(schema)
         return jsonschema_rs.validator_for(schema, pattern_options=jsonschema_rs.RegexOptions(), offline=True)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         reason = str(error).split("\n", 1)[0]

@@ -39,6 +39,18 @@ def test_a_wrong_case_prints_id_expected_and_got(tmp_path, capsys, change, line)
     assert capsys.readouterr().out == f"{line}\n1 of 2 cases right\n"
 
 
+def test_cases_of_unknown_kinds_are_failures_and_the_others_are_run(tmp_path, capsys):
+    unknown = [RIGHT | {"id": name, "contract": {"kind": kind}} for name, kind in (("p", "patch"), ("q", "patch"))]
+    path = write(tmp_path / "cases.jsonl", *unknown, RIGHT, RIGHT | {"id": "b", "answer": "2"}, RIGHT)
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "p: not checked, unknown contract kind 'patch'",
+        "q: not checked, unknown contract kind 'patch'",
+        'b: expected "2" at 9, got "1" at 9',
+        "2 of 5 cases right; not checked, for their kinds are unknown: patch (2)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -46,7 +58,8 @@ def test_a_wrong_case_prints_id_expected_and_got(tmp_path, capsys, change, line)
         ("[]\n", "must be a JSON object"),
         ('{"id": "a"}\n', "needs the strings id and text"),
         (json.dumps(RIGHT | {"commit_end": None}), "null together with answer"),
-        (json.dumps(RIGHT | {"contract": {"kind": "bxed"}}), "case 'a': unknown contract kind"),
+        (json.dumps(RIGHT | {"contract": {"kind": "integer", "min": 3}}), "case 'a': unknown contract key 'min'"),
+        (json.dumps(RIGHT | {"contract": {}}), "case 'a': contract key 'kind' is missing"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, capsys, text, said):

@@ -23,7 +23,7 @@ def test_python_builds_the_same():
         ("{", "must be a JSON object"),
         ({}, "'kind' is missing"),
         ({"kind": 3}, "'kind' must be a string, not 3"),
-        ({"kind": "boxes"}, "unknown contract kind 'boxes'; known kinds: boxed, integer"),
+        ({"kind": "boxes"}, "unknown contract kind 'boxes'; known kinds: boxed, choice, integer"),
         (
             {"kind": "integer", "min": 3},
             "unknown contract key 'min'; contract kind 'integer' takes: kind, minimum, maximum",
@@ -59,6 +59,30 @@ def test_a_wrong_spec_is_refused_with_a_remedy(spec, said):
 def test_a_remote_reference_is_refused(reference):
     with pytest.raises(ValueError, match="references must point into the schema"):
         Contract.from_spec({"kind": "json", "schema": {"properties": {"a": {"$ref": reference}}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#"}, "#"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "#/$defs/a"),
+        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "#/properties/x"),
+        ({"anyOf": [{"type": "array"}, {"not": {"$ref": "#"}}]}, "#"),
+        ({"$ref": "#t", "$anchor": "t"}, "#t"),
+        ({"$defs": {"a b/c": {"$ref": "#/$defs/a%20b~1c"}}}, "#/$defs/a%20b~1c"),
+        ({"allOf": [{"$ref": "#/allOf/0"}]}, "#/allOf/0"),
+    ],
+)
+def test_a_schema_that_is_defined_by_itself_is_refused(schema, reference):
+    with pytest.raises(ValueError, match=re.escape(f"the reference {reference!r} leads back to itself")):
+        Contract.from_spec({"kind": "json", "schema": schema})
+
+
+def test_a_schema_of_trees_is_fine():
+    tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+    assert Contract.from_spec({"kind": "json", "schema": tree}).valid({"children": [{"children": []}]})
+    both = {"$defs": {"a": {"type": "object"}}, "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}
+    assert Contract.from_spec({"kind": "json", "schema": both}).valid({})
 
 
 def test_own_markers_and_scope_survive_the_round_trip():
