@@ -1,6 +1,7 @@
 """Artifacts on disk: atomic and resumable writes, one writer, hashes, provenance."""
 
 from ace_learn.artifacts.atomic import (
+    atomic_file,
     atomic_folder,
     clean_stale,
     is_temporary,
@@ -23,6 +24,7 @@ __all__ = [
     "GitState",
     "JsonFields",
     "ProvenanceRecorder",
+    "atomic_file",
     "atomic_folder",
     "clean_stale",
     "config_json",

@@ -1,16 +1,20 @@
 """Atomic writes: a reader sees the old state or the new one, never a half.
 
 Everything is written under a temporary name beside its target, flushed to the disk and renamed. A process that is
-killed leaves at most a temporary name, which readers skip (`is_temporary`) and the next writer removes (`clean_stale`).
+killed leaves at most a temporary name, which readers skip (`is_temporary`) and the next writer removes (`clean_stale`,
+or `atomic_folder` of the same folder).
 """
 
+import fcntl
+import glob
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from ace_learn.json_type import JSON
 
@@ -65,8 +69,36 @@ def write_json(path: Path, value: JSON) -> None:
 
 
 @contextmanager
+def atomic_file(path: Path) -> Iterator[TextIO]:
+    """A text file (UTF-8), written bit by bit, that appears under its name only when the block has ended well.
+
+    Args:
+        path: The file to make; parent folders are made, and a file of that name is replaced.
+
+    Yields:
+        A temporary file beside it to write into.
+
+    Raises:
+        OSError: The disk is full or the path cannot be written; then the temporary file is gone again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+@contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder that appears under its name only when the block has ended without an error.
+
+    What killed writers of the same folder have left beside it is removed; a live one is recognised by its lock.
 
     Args:
         path: The folder to make. It must not exist yet (an empty folder is replaced).
@@ -82,12 +114,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise ValueError(f"{path} exists already; remove it or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
+    _remove_abandoned(path)
     temporary.mkdir()
+    held = os.open(temporary, os.O_RDONLY)
     try:
+        with suppress(OSError):  # where the file system has no locks, nothing is taken for abandoned
+            fcntl.flock(held, fcntl.LOCK_SH)  # a sign of life; it ends with the process, however that ends
         yield temporary
         sync_tree(temporary)
         temporary.rename(path)
     finally:
+        os.close(held)
         shutil.rmtree(temporary, ignore_errors=True)
     _sync(path.parent)
 
@@ -138,6 +175,22 @@ def sync_tree(folder: Path) -> None:
         for name in names:
             _sync(Path(root) / name)
         _sync(Path(root))
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes the temporary folders of `atomic_folder(path)` whose writers are dead."""
+    for folder in path.parent.glob(f"{glob.escape(path.name + _MARK)}*"):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        held = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its writer lives, or this file system cannot tell
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(held)
 
 
 def _temporary_name(path: Path) -> Path:

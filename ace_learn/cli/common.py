@@ -7,6 +7,7 @@ flags; the docstrings of the fields are the help texts.
 import errno
 import logging
 import os
+import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,15 @@ __all__ = ["build_parser", "parse_config", "run_command"]
 
 Config = TypeVar("Config")
 
+SHORT_FLAGS = {"--model": "--target.model"}
+"""Short flags of every command whose config has the field, and none of the short name."""
 USER_ERROR = 2
 INTERRUPTED = 130
+_NO_OBJECT = re.compile(
+    r"Parser key \"(?P<key>[^\"]+)\":.*Expected a <class 'dict'>.*Given value: (?P<value>[\w-]+)\s*$", re.DOTALL
+)
+_MOST_NODES = 1_000_000
+"""Largest recipe in YAML values."""
 TRACEBACK_VARIABLE = "ACE_LEARN_TRACEBACK"
 """Set to 1 to see the traceback of an error instead of one line."""
 
@@ -59,11 +67,15 @@ def run_command(
     try:
         function(parse_config(parser, config_class, sys.argv[1:] if argv is None else argv))
     except ArgumentError as error:
-        _fail(f"{error.message} (see {parser.prog} --help)", error)
+        _fail(f"{_plain(str(error.message))} (see {parser.prog} --help)", error)
     except (ValueError, OSError) as error:
         _fail(_explain(error), error)
     except RecursionError as error:
         _fail("the input is nested too deeply, or refers to itself", error)
+    except OverflowError as error:
+        _fail(f"a number is too large ({error}); choose a smaller one", error)
+    except MemoryError as error:
+        _fail("there is not enough memory; choose smaller sizes", error)
     except KeyboardInterrupt:
         outcome = "run the same command again to resume" if resumes else "nothing was kept"
         print(f"interrupted; {outcome}", file=sys.stderr)
@@ -90,6 +102,7 @@ def build_parser(
         prog=_program(),
         usage="%(prog)s [RECIPE.yaml] [--flag value ...]",
         description=description,
+        epilog=" ".join(f"{short} is short for {long}." for short, long in _short_flags(config_class).items()),
         exit_on_error=False,
     )
     parser.add_argument(
@@ -115,39 +128,68 @@ def parse_config(parser: ArgumentParser, config_class: type[Config], argv: Seque
         ArgumentError: A key or flag is unknown, has a wrong value, or is missing.
         ValueError: The config class refuses a combination of values.
     """
-    arguments = _recipes_first(argv)
+    arguments = _recipes_first([_lengthen(argument, _short_flags(config_class)) for argument in argv])
     for argument in arguments:
-        _refuse_cycles(argument)
+        _refuse_ambiguous_yaml(argument)
     parsed = parser.parse_args(arguments)
     values = parser.instantiate(parsed)
     assert isinstance(values, Namespace)
     return config_class(**{key: value for key, value in vars(values).items() if key != "config"})
 
 
-def _refuse_cycles(argument: str) -> None:
-    """Refuses YAML that contains itself, in a recipe or in a flag's value: the parser would never come back."""
-    name = argument.removeprefix("--config=")
+def _refuse_ambiguous_yaml(argument: str) -> None:
+    """Refuses what YAML readers take without a word, in a recipe or in a flag's value.
+
+    That is YAML that contains itself, or so much of itself that the parser would never come back, and a key that is
+    there twice, of which the parser would drop the first.
+    """
+    name = argument.partition("=")[2] if argument.startswith("--") else argument
     is_recipe = name.endswith((".yaml", ".yml")) and Path(name).is_file()
     if not is_recipe and not name.startswith(("{", "[")):
         return
     try:
         root = yaml.compose(Path(name).read_text(encoding="utf-8") if is_recipe else name, Loader=yaml.SafeLoader)
-        cyclic = root is not None and _contains_itself(root, ())
-    except (yaml.YAMLError, RecursionError):
+        wrong = None if root is None else _ambiguity(root, above=(), seen=set())
+        if wrong is None and root is not None and _written_out(root, {}) > _MOST_NODES:
+            wrong = f"it is larger than {_MOST_NODES:,} values with its aliases (&name, *name) written out"
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
         return  # the parser says what is wrong with it
-    if cyclic:
-        raise ValueError(f"{name[:60]} refers to itself by a YAML alias (&name, *name); write the value out")
+    if wrong is not None:
+        raise ValueError(f"{name if is_recipe else name[:60]}: {wrong}")
 
 
-def _contains_itself(node: yaml.Node, above: tuple[int, ...]) -> bool:
+def _ambiguity(node: yaml.Node, *, above: tuple[int, ...], seen: set[int]) -> str | None:
+    """What is ambiguous in a YAML tree; None if nothing is."""
     if id(node) in above:
-        return True
+        return "it refers to itself by a YAML alias (&name, *name); write the value out"
+    if id(node) in seen:
+        return None
+    seen.add(id(node))
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for index, (key, _) in enumerate(node.value):
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in keys[:index]:
+                return (
+                    f"the key {key.value!r} is there twice, again in line {key.start_mark.line + 1}; keep one of them"
+                )
         children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
-    return any(_contains_itself(child, (*above, id(node))) for child in children)
+    found = (_ambiguity(child, above=(*above, id(node)), seen=seen) for child in children)
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """Nodes of a YAML tree without cycles, with every alias written out."""
+    if id(node) not in known:
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        known[id(node)] = 1 + sum(_written_out(child, known) for child in children)
+    return known[id(node)]
 
 
 def _recipes_first(argv: Sequence[str]) -> list[str]:
@@ -166,6 +208,28 @@ def _recipes_first(argv: Sequence[str]) -> list[str]:
         else:
             flags.append(argument)
     return recipes + flags
+
+
+def _short_flags(config_class: type[object]) -> dict[str, str]:
+    return {
+        short: long
+        for short, long in SHORT_FLAGS.items()
+        if _has_field(config_class, long[2:].split(".")) and not _has_field(config_class, [short[2:]])
+    }
+
+
+def _has_field(config_class: object, path: Sequence[str]) -> bool:
+    if not path:
+        return True
+    if not (isinstance(config_class, type) and is_dataclass(config_class)):
+        return False
+    hints = get_type_hints(config_class)
+    return path[0] in hints and _has_field(hints[path[0]], path[1:])
+
+
+def _lengthen(argument: str, short_flags: Mapping[str, str]) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{short_flags.get(name, name)}{equals}{value}"
 
 
 def _config_classes(config_class: type[object]) -> list[type[object]]:
@@ -192,6 +256,14 @@ def _config_classes(config_class: type[object]) -> list[type[object]]:
 
 def _parts(hint: object) -> list[object]:
     return [hint, *(part for argument in get_args(hint) for part in _parts(argument))]
+
+
+def _plain(message: str) -> str:
+    """Words for what jsonargparse says of a bare text where an object belongs, such as `--contract integer`."""
+    found = _NO_OBJECT.match(message)
+    if found is None:
+        return message
+    return f"{found['key']} must be an object, such as {{kind: {found['value']}}}, not {found['value']!r}"
 
 
 def _explain(error: ValueError | OSError) -> str:

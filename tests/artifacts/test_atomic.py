@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ace_learn.artifacts import atomic_folder, clean_stale, is_temporary, publish, read_json, write_json, write_text
+from ace_learn.artifacts import (
+    atomic_file,
+    atomic_folder,
+    clean_stale,
+    is_temporary,
+    publish,
+    read_json,
+    write_json,
+    write_text,
+)
 
 
 def _full_disk(_: int) -> None:
@@ -40,6 +50,25 @@ def test_write_text_on_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: 
     assert caught.value.errno == errno.ENOSPC
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_atomic_file_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "lines.jsonl"
+    with atomic_file(path) as file:
+        file.write("é\n")
+        file.flush()
+        (temporary,) = path.parent.iterdir()
+        assert is_temporary(temporary)
+        assert temporary.read_text(encoding="utf-8") == "é\n"
+        file.write("b\n")
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_text(encoding="utf-8") == "é\nb\n"
+
+
+def test_atomic_file_leaves_nothing_behind_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "lines.jsonl"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_atomic_folder_appears_at_the_end(tmp_path: Path) -> None:
@@ -101,12 +130,27 @@ def test_kill_in_the_middle_leaves_nothing_visible(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not target.exists()
-    assert all(is_temporary(entry) for entry in tmp_path.iterdir())
-    clean_stale(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    (left,) = tmp_path.iterdir()
+    assert is_temporary(left)
+    shutil.copytree(left, tmp_path / "another.tmp-12")
     with atomic_folder(target) as folder:
         (folder / "whole").write_text("whole")
     assert [entry.name for entry in target.iterdir()] == ["whole"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["another.tmp-12", "shard"]
+    clean_stale(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["shard"]
+
+
+def test_what_a_live_writer_writes_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "shard[1]"
+    (tmp_path / "shard[1].tmp-dead").mkdir()
+    with atomic_folder(target) as first:
+        assert not (tmp_path / "shard[1].tmp-dead").exists()
+        (first / "a").write_text("a")
+        with pytest.raises(RuntimeError), atomic_folder(target):
+            raise RuntimeError
+        assert (first / "a").read_text() == "a"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["shard[1]"]
 
 
 def test_clean_stale_keeps_the_rest(tmp_path: Path) -> None:

@@ -110,6 +110,41 @@ def test_bad_recipe_is_one_line_and_status_2(tmp_path, capsys, text, named):
 
 
 @pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("model: m\nrate: 1\nmodel: n\n", "model", 3),
+        ("model: m\nhead:\n  width: 1\n  arch: mlp\n  width: 2\n", "width", 5),
+        ("model: m\ncontract: {kind: a,\n  'kind': b}\n", "kind", 3),
+        ("model: m\nnames: [{x: 1}, {y: 1, y: 2}]\n", "y", 2),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_naming_key_and_line(tmp_path, capsys, text, key, line):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    message = f"{path}: the key '{key}' is there twice, again in line {line}; keep one of them"
+    assert message in failure(capsys, str(path))
+
+
+def test_a_key_that_is_twice_in_a_flag_is_refused(capsys):
+    for argv in (["--splits", '{"a": 1, "a": 2}'], ['--splits={"a": 1, "a": 2}']):
+        assert "the key 'a' is there twice" in failure(capsys, "--model", "m", *argv)
+
+
+def test_aliases_that_grow_without_end_are_refused(tmp_path, capsys):
+    lines = ["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 30)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join([*lines, "model: m"]))
+    assert "with its aliases" in failure(capsys, str(path))
+
+
+def test_the_same_key_in_two_places_and_aliases_are_fine(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: m\nhead: {width: 3}\ncontract: {a: &x {n: 1}, b: *x, width: 1, '1': 2}\n")
+    assert read(str(path)).contract == {"a": {"n": 1}, "b": {"n": 1}, "width": 1, "1": 2}
+
+
+@pytest.mark.parametrize(
     ("argv", "named"),
     [
         (["--model", "m", "--rte", "1"], "--rte"),
@@ -132,6 +167,8 @@ def test_bad_flags_are_one_line_and_status_2(capsys, argv, named):
         (OSError(errno.ENOSPC, "No space left on device", "out/a"), "error: out/a: the disk is full"),
         (OSError("tokenizer is missing"), "error: tokenizer is missing\n"),
         (ValueError(), "error: ValueError\n"),
+        (MemoryError(), "error: there is not enough memory"),
+        (OverflowError("int too large"), "error: a number is too large (int too large)"),
     ],
 )
 def test_errors_of_the_work_are_one_line_and_status_2(capsys, error, expected):
@@ -270,3 +307,32 @@ def test_full_process(tmp_path):
     assert bad.stderr.startswith("error: ")
     assert "--modle" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetedConfig:
+    """Has a target, as most commands do."""
+
+    target: ToyConfig
+    """The target."""
+    label: str = "x"
+    """A text."""
+
+
+@pytest.mark.parametrize("argv", [["--model", "m"], ["--model=m"], ["--target.model", "m"]])
+def test_model_is_short_for_the_targets(argv):
+    parser = build_parser(TargetedConfig, description="Toy.")
+    assert parse_config(parser, TargetedConfig, argv).target.model == Path("m")
+    assert "--model is short for --target.model." in parser.format_help()
+
+
+def test_short_flag_beats_the_recipe_and_leaves_other_values_alone(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("target: {model: theirs, rate: 7}\n")
+    parser = build_parser(TargetedConfig, description="Toy.")
+    config = parse_config(parser, TargetedConfig, ["--model", "mine", "--label=--model", "--config", str(path)])
+    assert (config.target.model, config.target.rate, config.label) == (Path("mine"), 7.0, "--model")
+
+
+def test_a_config_with_its_own_model_has_no_short_flag():
+    assert "is short for" not in build_parser(ToyConfig, description="Toy.").format_help()
