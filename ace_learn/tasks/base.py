@@ -66,6 +66,12 @@ def user_message(content: str) -> tuple[Message, ...]:
     return (Message(role="user", content=content),)
 
 
+def with_instruction(messages: tuple[Message, ...], contract: Contract) -> tuple[Message, ...]:
+    """A chat whose last turn ends with the contract's own instruction."""
+    *before, last = messages
+    return (*before, Message(role=last["role"], content=f"{last['content']}\n\n{contract.instruction()}"))
+
+
 def chat_key(messages: Iterable[Message]) -> str:
     """Chats with the same key are the same chat."""
     return json.dumps([(message["role"], message["content"]) for message in messages])
@@ -89,14 +95,20 @@ def distinct(
     return _distinct(stream, count, patience=patience, source=source)
 
 
+MAX_PROBLEMS = 10_000_000
+"""Most problems of a data set. Each costs a trace of its own, so that a larger number is a slip of the keyboard."""
+
+
 def check_count(count: int) -> None:
-    """Refuses a number of examples that is none.
+    """Refuses a number of examples that is none, or that no data set has.
 
     Raises:
-        ValueError: It is below 1.
+        ValueError: It is below 1 or above `MAX_PROBLEMS`.
     """
     if count < 1:
         raise ValueError(f"the number of problems must be >= 1, not {count}")
+    if count > MAX_PROBLEMS:
+        raise ValueError(f"{count} problems are wanted, but a data set has at most {MAX_PROBLEMS}; ask for fewer")
 
 
 def _distinct(stream: Iterator[Example], count: int, *, patience: int, source: str) -> Iterator[Example]:
@@ -111,6 +123,32 @@ def _distinct(stream: Iterator[Example], count: int, *, patience: int, source: s
         if not repeated:
             seen.add(key)
             yield example
+
+
+def sample(examples: Iterable[Example], count: int, seed: int, *, source: str) -> Iterator[Example]:
+    """`count` distinct examples of a finite source in a random order, after a look at all of them; see `Task`.
+
+    Args:
+        examples: All of them, read to the end.
+        count: How many to yield.
+        seed: Of the order.
+        source: What they come from, for the message.
+
+    Raises:
+        ValueError: The count is below 1, or there are fewer distinct ones.
+    """
+    check_count(count)
+    rows = list(examples)
+    found: dict[str, Example] = {}
+    for example in rows:
+        found.setdefault(chat_key(example.messages), example)
+    if len(found) < count:
+        raise ValueError(
+            f"{source} has {len(found)} distinct problems in {len(rows)} rows, but {count} are wanted; ask for fewer"
+        )
+    order = list(found.values())
+    random.Random(f"table/{seed}").shuffle(order)
+    return iter(order[:count])
 
 
 def interleave(streams: Mapping[str, Iterator[Example]], seed: int) -> Iterator[Example]:

@@ -11,7 +11,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS, ProceduralDataset
 
 from ace_learn.contracts import JSON, Contract
-from ace_learn.tasks.base import Example, distinct, read_gold, user_message
+from ace_learn.tasks.base import Example, distinct, read_gold, user_message, with_instruction
 from ace_learn.tasks.json_object import JsonObject
 
 _SIZE = sys.maxsize
@@ -59,10 +59,10 @@ class ReasoningGymTask:
         far_seed = int.from_bytes(hashlib.sha256(f"{self.name}/{seed}".encode()).digest()[:6])
         dataset = reasoning_gym.create_dataset(self.name, seed=far_seed, size=_SIZE, **self._params)
         for index, entry in enumerate(dataset):
-            prompt = str(entry["question"]).strip()
+            messages = user_message(str(entry["question"]).strip())
             yield Example(
                 family=self.name,
-                messages=user_message(f"{prompt}\n\n{self._contract.instruction()}" if self._instruct else prompt),
+                messages=with_instruction(messages, self._contract) if self._instruct else messages,
                 contract=self._contract,
                 gold=read_gold(self._contract, entry["answer"], where=f"reasoning-gym:{self.name}, item {index}"),
                 verifier=partial(_verify, dataset, entry),

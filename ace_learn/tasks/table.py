@@ -1,18 +1,14 @@
 """A user's own data: a file (jsonl, json, parquet, csv), or a data set of the Hugging Face hub."""
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets import Dataset
 
 from ace_learn.contracts import JSON, Contract
-from ace_learn.tasks.base import Example, Message, chat_key, check_count, read_gold, user_message
+from ace_learn.tasks.base import Example, Message, read_gold, sample, user_message, with_instruction
 
-_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _ROLES = ("system", "user", "assistant")
 
 
@@ -61,7 +57,8 @@ class TableTask:
         if missing:
             raise ValueError(
                 f"{source} has no column {', '.join(map(repr, missing))}; it has {', '.join(rows.column_names)}. "
-                "Name yours with --task.prompt_column (or messages_, gold_, contract_, family_column); null: none"
+                "Name yours with --task.prompt_column (or messages_, gold_, contract_, family_column), "
+                "`null` where there is none"
             )
         if (contract is None) == (columns.contract is None):
             raise ValueError(f"{source}: give either contract (one for all rows) or contract_column")
@@ -73,32 +70,17 @@ class TableTask:
 
     def examples(self, count: int, seed: int) -> Iterator[Example]:
         """Yields `count` distinct rows in a random order, after a look at all of them; see `Task`."""
-        check_count(count)
-        examples: dict[str, Example] = {}
-        for number, row in enumerate(self._rows, start=1):
-            example = self._example(row, f"{self._source}, row {number}")
-            examples.setdefault(chat_key(example.messages), example)
-        if len(examples) < count:
-            raise ValueError(
-                f"{self._source} has {len(examples)} distinct problems in {len(self._rows)} rows, but {count} are "
-                "wanted; ask for fewer"
-            )
-        order = list(examples.values())
-        random.Random(f"table/{seed}").shuffle(order)
-        return iter(order[:count])
+        rows = (self._example(row, f"{self._source}, row {number}") for number, row in enumerate(self._rows, start=1))
+        return sample(rows, count, seed, source=self._source)
 
     def _example(self, row: dict[str, JSON], where: str) -> Example:
         columns = self._columns
         contract = self._contract_of(row, where)
         messages = _chat(row, columns, where)
-        if self._instruct:
-            *before, last = messages
-            asked = Message(role=last["role"], content=f"{last['content']}\n\n{contract.instruction()}")
-            messages = (*before, asked)
         gold = None if columns.gold is None else _without_nulls(row[columns.gold])
         return Example(
             family=self._source if columns.family is None else str(row[columns.family]),
-            messages=messages,
+            messages=with_instruction(messages, contract) if self._instruct else messages,
             contract=contract,
             gold=read_gold(contract, gold, where=where),
         )
@@ -114,38 +96,6 @@ class TableTask:
             return Contract.from_spec(spec)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-
-
-def load_file(path: Path) -> Dataset:
-    """Reads a table from a file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The kind of file is unknown, or it cannot be read as such.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(2, "no such file; --task.path names the data set", str(path))
-    if path.suffix not in _BUILDERS:
-        raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; known: {', '.join(_BUILDERS)}")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty; give a data set with at least one row")
-    try:
-        return load_dataset(_BUILDERS[path.suffix], data_files=str(path), split="train")
-    except (DatasetGenerationError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
-
-
-def load_hub(name: str, *, subset: str | None, split: str) -> Dataset:
-    """Loads a data set by its name on the Hugging Face hub, or from a local folder laid out like one.
-
-    Raises:
-        ValueError: There is no such data set, subset or split.
-        OSError: The hub cannot be reached.
-    """
-    try:
-        return load_dataset(name, subset, split=split)
-    except (DatasetNotFoundError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot load the data set {name!r}: {error.__cause__ or error}") from error
 
 
 def _chat(row: dict[str, JSON], columns: Columns, where: str) -> tuple[Message, ...]:

@@ -21,7 +21,7 @@ def make_record(**changes: object) -> TraceRecord:
         "no_think_correct": False, "no_think_tokens": 1, "no_think_token_ids": [31], "boundary": [1, 3],
         "probe_answer": ["8", "7"], "probe_matches": [False, True], "probe_correct": [False, True],
         "probe_tokens": [5, 7], "probe_token_ids": [[40], [30]], "boundary_confidence": [0.5, 0.5], "first": 1,
-        "stable": 1,
+        "stable": 1, "probe_asked": [True, True], "probe_match_rate": [0.0, 1.0],
     }  # fmt: skip
     return TraceRecord(**values | changes)
 

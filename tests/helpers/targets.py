@@ -40,10 +40,10 @@ _ARCHITECTURES = {
 }
 
 
-def tiny_tokenizer(template=OPENED_IN_PROMPT):
-    vocabulary = {word: i for i, word in enumerate(WORDS)}
+def tiny_tokenizer(template=OPENED_IN_PROMPT, words=WORDS):
+    vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    by_length = sorted(WORDS, key=len, reverse=True)
+    by_length = sorted(words, key=len, reverse=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, by_length))), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
@@ -52,12 +52,12 @@ def tiny_tokenizer(template=OPENED_IN_PROMPT):
     return fast
 
 
-def tiny_model(architecture="qwen3", *, seed=0, spread=0.02, layers=4):
+def tiny_model(architecture="qwen3", *, seed=0, spread=0.02, layers=4, words=WORDS, vocab_size=None):
     """A random model; a larger `spread` makes its greedy text varied and its sampled text peaked."""
     config_class, model_class = _ARCHITECTURES[architecture]
     torch.manual_seed(seed)
     config = config_class(
-        vocab_size=len(WORDS),
+        vocab_size=vocab_size or len(words),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=layers,

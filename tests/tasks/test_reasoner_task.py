@@ -54,6 +54,11 @@ def test_unknown_family_lists_the_known_ones():
         build_task(TaskConfig(families=("legz",)))
 
 
+def test_an_absurd_number_of_problems_is_refused_at_once():
+    with pytest.raises(ValueError, match="at most 10000000; ask for fewer"):
+        build_task(TaskConfig()).examples(10**9, seed=0)
+
+
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_problems_are_refused_at_once(count):
     with pytest.raises(ValueError, match=f"must be >= 1, not {count}"):
