@@ -14,9 +14,7 @@ from torch import Tensor
 
 from ace_learn.artifacts import read_fields, sha256_json
 from ace_learn.json_type import JSON
-
-SIGNALS = ("confidence", "progress", "remaining", "consistency")
-"""Column order of every signal tensor; units: probability, share in [0, 1], tokens, probability."""
+from ace_learn.signals import BY_NAME, SIGNALS
 
 Predicate = Literal["all", "any", "score", "never"]
 SmoothOver = Literal["tokens", "boundaries"]
@@ -24,7 +22,7 @@ SmoothOver = Literal["tokens", "boundaries"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreModel:
-    """A logistic model over smoothed signals; `remaining` enters as log(1 + tokens)."""
+    """A logistic model over smoothed signals, each as its `score_transform` says (`remaining`: log(1 + tokens))."""
 
     signals: tuple[str, ...]
     weights: tuple[float, ...]
@@ -46,8 +44,7 @@ class ScoreModel:
         """Probability that exiting here keeps the answer."""
         total = torch.full_like(smoothed[..., 0], self.bias)
         for name, weight in zip(self.signals, self.weights, strict=True):
-            column = smoothed[..., SIGNALS.index(name)]
-            total = total + weight * (column.log1p() if name == "remaining" else column)
+            total = total + weight * BY_NAME[name].scored(smoothed[..., SIGNALS.index(name)])
         return torch.sigmoid(total)
 
 
@@ -58,7 +55,7 @@ class ExitPolicy:
     predicate: Predicate
     """`all` or `any` of the thresholds, a logistic `score`, or `never`."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """Signal -> bound. `remaining` holds below its bound, the others above theirs."""
+    """Signal -> bound. A signal that `falls` (`remaining`) holds below its bound, the others above theirs."""
     score: ScoreModel | None = None
     ewma: float = 1.0
     """Weight of the newest value in the moving average; 1 switches smoothing off."""
@@ -116,12 +113,17 @@ class ExitPolicy:
         votes = torch.stack(
             [
                 smoothed[..., SIGNALS.index(name)] < bound
-                if name == "remaining"
+                if BY_NAME[name].falls
                 else smoothed[..., SIGNALS.index(name)] > bound
                 for name, bound in self.thresholds.items()
             ]
         )
         return votes.all(0) if self.predicate == "all" else votes.any(0)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The signals that the predicate reads."""
+        return tuple(self.thresholds) if self.score is None else self.score.signals
 
     def with_certificate(self, certificate: dict[str, JSON]) -> ExitPolicy:
         """This policy with what was proved about it."""
@@ -209,7 +211,10 @@ def ewma_step(
 def _check_signals(names: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in SIGNALS]
     if unknown:
-        raise ValueError(f"unknown signals {unknown}; known: {', '.join(SIGNALS)}")
+        raise ValueError(
+            f"unknown signals {unknown}; known: {', '.join(SIGNALS)}. "
+            "A derived signal needs its file in ace_learn/signals"
+        )
 
 
 def _number(value: JSON) -> float:

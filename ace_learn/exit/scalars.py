@@ -1,16 +1,5 @@
-"""Names of the running scalars: what the decoding loop knows of a prefix without any hidden state."""
+"""Names of what the decoding loop knows of a prefix; derived signals are made of them, so they are defined there."""
 
-SCALARS = (
-    "log_tokens",
-    "log_paragraphs",
-    "mean_logprob",
-    "min_logprob",
-    "paragraph_mean_logprob",
-    "paragraph_min_logprob",
-    "entropy",
-)
-"""Column order of every `scalars` feature.
+from ace_learn.signals import CANDIDATES, SCALARS
 
-`log_*` are log(1 + count); log-probabilities are raw (before temperature, truncation and processors) and in nats;
-`entropy` is that of the next-token distribution, in nats.
-"""
+__all__ = ["CANDIDATES", "SCALARS"]

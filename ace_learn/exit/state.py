@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.exit.policy import SIGNALS, ExitPolicy, ewma_step
+from ace_learn.exit.policy import ExitPolicy, ewma_step
+from ace_learn.signals import SIGNALS
 from ace_learn.thinking import IN_BREAK, BoundaryTables, MarkerMatcher, ThinkMarkers
 
 

@@ -7,14 +7,18 @@ is overwritten before it can be read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ace_learn.contracts import Contract
+from ace_learn.exit.candidates import CandidateReader
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.state import DECISION_SIZE, SPAN_SIZE, Decision, Span, SpanMachine, decide
+from ace_learn.signals import LEARNED, with_derived
 from ace_learn.thinking import BoundaryTables, ThinkMarkers
 
 
@@ -29,10 +33,12 @@ class Hidden(NamedTuple):
 
 @runtime_checkable
 class Signaller(Protocol):
-    """Turns the rows of a step into signals: a head together with the features that it reads."""
+    """Turns the rows of a step into learned signals: a head together with the features that it reads."""
 
-    def __call__(self, scalars: Float[Tensor, "B R C"], hidden: Hidden) -> Float[Tensor, "B R S"]:
-        """Signals of every row."""
+    def __call__(
+        self, scalars: Float[Tensor, "B R C"], candidates: Float[Tensor, "B R D"], hidden: Hidden
+    ) -> Float[Tensor, "B R L"]:
+        """Signals of every row, columns `LEARNED`."""
         ...
 
 
@@ -62,6 +68,8 @@ class Verdict(NamedTuple):
     paragraphs: Int[Tensor, "B R"]
     """Boundaries passed up to and including the row."""
     scalars: Float[Tensor, "B R C"]
+    candidates: Float[Tensor, "B R D"]
+    """D = 0 where nothing reads them."""
     confidence: Float[Tensor, "B R"]
     """Geometric mean probability of the paragraph so far."""
     smoothed: Float[Tensor, "B R S"]
@@ -80,6 +88,7 @@ class ExitTracker:
         num_slots: int,
         window: int,
         device: torch.device,
+        candidates: CandidateReader | None = None,
     ) -> None:
         """Allocates the ring.
 
@@ -87,18 +96,24 @@ class ExitTracker:
             markers: Think markers of the target.
             tables: Boundary tables of the target.
             policy: When to exit; `ExitPolicy.never()` only tracks.
-            signaller: Signals of the rows; None only with the policy `never`.
+            signaller: Learned signals of the rows; None only with a policy that reads none.
             num_slots: Requests that can be tracked at once.
             window: Ring length; at least the rows of all steps in flight, plus one step.
             device: Where the state lives.
+            candidates: Reads the answers that the thinking states; None: nothing needs them.
 
         Raises:
-            ValueError: The policy reads signals and there is no head.
+            ValueError: The policy reads learned signals and there is no head.
         """
-        if signaller is None and policy.predicate != "never":
-            raise ValueError(f"the exit policy {policy.predicate!r} reads signals: name a head folder to compute them")
+        learned = [name for name in policy.signals if name in LEARNED]
+        if signaller is None and learned:
+            raise ValueError(
+                f"the exit policy {policy.predicate!r} reads signals ({', '.join(learned)}): name a head folder to "
+                "compute them"
+            )
         self.policy = policy
         self.signaller = signaller
+        self.candidates = candidates
         self.machine = SpanMachine(markers, tables, device)
         self.end = torch.tensor(markers.end, device=device)
         self.window = window
@@ -112,6 +127,7 @@ class ExitTracker:
         *,
         in_think: Bool[Tensor, " B"],
         armed: Bool[Tensor, " B"],
+        contracts: Sequence[Contract | None] = (),
     ) -> None:
         """Clears slots for new requests.
 
@@ -120,7 +136,10 @@ class ExitTracker:
             prompt_length: Tokens of each prompt.
             in_think: Whether the prompt leaves a think block open.
             armed: Whether the rule may fire at all.
+            contracts: What each request is to answer; read with `candidates` alone.
         """
+        if self.candidates is not None:
+            self.candidates.admit(slots.tolist(), prompt_length.tolist(), contracts)
         initial = in_think.float()
         decision = Decision.initial(initial)._replace(forcing=torch.where(armed, 0.0, float(len(self.end))))
         self.held_position[slots] = -1
@@ -136,7 +155,8 @@ class ExitTracker:
         spans = self._spans(Span.unpack(before[:, :SPAN_SIZE]), rows)
         scalars = torch.stack([span.scalars(rows.entropy[:, r]) for r, span in enumerate(spans)], dim=1)
         decision = Decision.unpack(before[:, SPAN_SIZE:])
-        signals = None if self.signaller is None else self.signaller(scalars, rows.hidden)
+        candidates = self._read_candidates(slots, rows, spans)
+        signals = self._signals(scalars, candidates, rows.hidden)
         forced, smoothed = [], []
         for r, span in enumerate(spans):
             force = torch.zeros_like(span.closed, dtype=torch.bool)
@@ -152,9 +172,30 @@ class ExitTracker:
             thought=torch.stack([span.tokens for span in spans], dim=1).long(),
             paragraphs=torch.stack([span.paragraphs for span in spans], dim=1).long(),
             scalars=scalars,
+            candidates=candidates,
             confidence=torch.stack([span.paragraph_confidence() for span in spans], dim=1),
             smoothed=torch.stack(smoothed, dim=1),
         )
+
+    def _read_candidates(self, slots: Int[Tensor, " B"], rows: Rows, spans: Sequence[Span]) -> Float[Tensor, "B R D"]:
+        """The answers stated in the thinking up to each row; no columns where nothing reads them."""
+        if self.candidates is None:
+            return rows.logprobs.new_zeros(*rows.tokens.shape, 0)
+        opens = torch.stack([(span.in_think > 0) & (span.tokens == 0) for span in spans], dim=1)
+        closed = torch.stack([span.closed for span in spans], dim=1) > 0
+        return self.candidates.observe(slots, rows.positions, rows.tokens, opens=opens, closed=closed)
+
+    def _signals(
+        self, scalars: Float[Tensor, "B R C"], candidates: Float[Tensor, "B R D"], hidden: Hidden
+    ) -> Float[Tensor, "B R S"] | None:
+        """Every signal of every row, NaN where it cannot be computed; None where nothing reads any."""
+        if self.signaller is None and self.policy.predicate == "never":
+            return None
+        learned = scalars.new_full((*scalars.shape[:2], len(LEARNED)), torch.nan)
+        if self.signaller is not None:
+            learned = self.signaller(scalars, candidates, hidden)
+        columns = {"scalars": scalars}
+        return with_derived(learned, columns if self.candidates is None else columns | {"candidates": candidates})
 
     def _spans(self, span: Span, rows: Rows) -> list[Span]:
         spans = []

@@ -1,22 +1,24 @@
-"""One shard of features: a safetensors file, written whole and read by rows through a memory map."""
+"""One shard of features: a safetensors file, written piece by piece and read by rows through a memory map."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from jaxtyping import Int64, Shaped
 from numpy import ndarray
-from safetensors.torch import save
 from torch import Tensor
 
-from ace_learn.artifacts import JsonFields, write_bytes
-from ace_learn.exit import SCALARS, SIGNALS
+from ace_learn.artifacts import JSON, JsonFields
 from ace_learn.features.spec import SOURCES, FeatureSpec
+from ace_learn.signals import COLUMNS, LEARNED
 
 FILE_NAME = "features.safetensors"
 FORMAT = "ace_learn.features/1"
@@ -28,6 +30,7 @@ SPLITS = ("train", "validation", "calibration", "test")
 INDEX_COLUMNS = ("trace", "position", "boundary", "split")
 
 FEATURE_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 _STORAGE = {"F32": "<f4", "BF16": "<i2", "F16": "<f2", "I64": "<i8"}
 
 
@@ -46,16 +49,93 @@ def write_features(folder: Path, rows: Mapping[str, Tensor]) -> None:
     Args:
         folder: The shard's folder, made where it is missing.
         rows: The columns of N rows: any of target_last [N, H] and target_aux [N, A*H] (floats of one dtype),
-            scalars [N, 7] float32, targets [N, S] float32 (nan where undefined), and trace, position, boundary
-            (-1: no boundary) and split [N] int64.
+            scalars [N, 7] and candidates [N, 4] float32, targets [N, S] float32 (nan where undefined), and trace,
+            position, boundary (-1: no boundary) and split [N] int64.
 
     Raises:
         ValueError: A column is missing, unknown, or of the wrong dtype or shape.
         OSError: The disk is full or the path cannot be written.
     """
     _check_rows(rows)
-    columns = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in rows.items()}
-    write_bytes(folder / FILE_NAME, save(columns, metadata={"format": FORMAT}))
+    folder.mkdir(parents=True, exist_ok=True)
+    with FeatureWriter(folder) as writer:
+        writer.append(rows)
+
+
+class FeatureWriter:
+    """Writes FOLDER/features.safetensors piece by piece, so that a shard is never held in memory.
+
+    Each column grows in a file of its own; when the block ends without an error they become one file, which appears
+    whole or not at all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Writes into an existing folder."""
+        self._folder = folder
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        return self
+
+    def append(self, rows: Mapping[str, Tensor]) -> None:
+        """Adds rows, as `write_features` takes them.
+
+        Raises:
+            ValueError: A column is missing, unknown, of the wrong dtype or shape, or other than in earlier pieces.
+            OSError: The disk is full.
+        """
+        _check_rows(rows)
+        kinds = {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in rows.items()}
+        if self._shapes and kinds != {n: (self._dtypes[n], torch.Size(s[1:])) for n, s in self._shapes.items()}:
+            raise ValueError(f"the columns {', '.join(rows)} are not those of the rows before them")
+        mode = "ab" if self._shapes else "wb"
+        for name, tensor in rows.items():
+            before = self._shapes.get(name, (0,))[0]
+            self._shapes[name] = (before + tensor.shape[0], *tensor.shape[1:])
+            self._dtypes[name] = tensor.dtype
+            with self._part(name).open(mode) as file:
+                file.write(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Joins the columns, or drops them after an error."""
+        try:
+            if kind is None:
+                self._join()
+        finally:
+            for name in self._shapes:
+                self._part(name).unlink(missing_ok=True)
+
+    def _part(self, name: str) -> Path:
+        return self._folder / f"{name}.part"
+
+    def _join(self) -> None:
+        assert self._shapes, "a shard has at least one piece, though it may hold no rows"
+        header: dict[str, JSON] = {"__metadata__": {"format": FORMAT}}
+        order = sorted(self._shapes, key=lambda name: (-self._dtypes[name].itemsize, name))  # keeps tensors aligned
+        end = 0
+        for name in order:
+            begin, end = end, end + self._part(name).stat().st_size
+            shape: list[JSON] = list(self._shapes[name])
+            header[name] = {"dtype": _TYPE_NAMES[self._dtypes[name]], "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        temporary = self._part(FILE_NAME)
+        try:
+            with temporary.open("xb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for name in order:
+                    with self._part(name).open("rb") as part:
+                        shutil.copyfileobj(part, file, length=1 << 22)
+                    self._part(name).unlink()
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._folder / FILE_NAME)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _check_rows(rows: Mapping[str, Tensor]) -> None:
@@ -73,12 +153,13 @@ def _check_rows(rows: Mapping[str, Tensor]) -> None:
             raise ValueError(f"column {name} must have {expected} axes and {count} rows; it is {tuple(tensor.shape)}")
         if name in INDEX_COLUMNS and tensor.dtype != torch.int64:
             raise ValueError(f"column {name} must be int64; it is {tensor.dtype}")
-        if name in ("scalars", "targets") and tensor.dtype != torch.float32:
+        if name in (*COLUMNS, "targets") and tensor.dtype != torch.float32:
             raise ValueError(f"column {name} must be float32; it is {tensor.dtype}")
     hidden = {rows[name].dtype for name in ("target_last", "target_aux") if name in rows}
     if len(hidden) > 1 or not hidden.issubset({torch.float32, torch.bfloat16, torch.float16}):
         raise ValueError(f"hidden states must share one dtype among {', '.join(FEATURE_DTYPES)}; got {hidden}")
-    for name, width in (("scalars", len(SCALARS)), ("targets", len(SIGNALS))):
+    widths = {source: len(columns) for source, columns in COLUMNS.items()} | {"targets": len(LEARNED)}
+    for name, width in widths.items():
         if name in rows and rows[name].shape[1] != width:
             raise ValueError(f"column {name} must have {width} columns; it is {tuple(rows[name].shape)}")
 
@@ -137,9 +218,9 @@ _NOWHERE = Column("missing", (), 0, 0)
 
 def _expected_columns(spec: FeatureSpec, dtype: str, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     columns: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(INDEX_COLUMNS, ("I64", (rows,)))
-    columns["targets"] = ("F32", (rows, len(SIGNALS)))
+    columns["targets"] = ("F32", (rows, len(LEARNED)))
     for source in spec.sources:
-        columns[source] = ("F32" if source == "scalars" else FEATURE_DTYPES[dtype], (rows, spec.width(source)))
+        columns[source] = ("F32" if source in COLUMNS else FEATURE_DTYPES[dtype], (rows, spec.width(source)))
     return columns
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ace_learn.artifacts import JSON, JsonFields
-from ace_learn.exit import SCALARS
+from ace_learn.signals import COLUMNS
 
-Source: TypeAlias = Literal["target_last", "target_aux", "scalars"]
+Source: TypeAlias = Literal["target_last", "target_aux", "scalars", "candidates"]
 
 #: Every source, in the order in which their columns stand side by side in a feature row.
 SOURCES: tuple[Source, ...] = get_args(Source)
+
+#: What data sets hold and heads read unless told otherwise.
+DEFAULT_SOURCES: tuple[Source, ...] = ("target_last", "target_aux", "scalars")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +23,9 @@ class FeatureSpec:
     """What one feature row [F] is made of.
 
     Attributes:
-        sources: `target_last` (final hidden state), `target_aux` (hidden states of `aux_layers`, concatenated) and
-            `scalars` (running scalars of the prefix); given in any order, kept in the order of `SOURCES`.
+        sources: `target_last` (final hidden state), `target_aux` (hidden states of `aux_layers`, concatenated),
+            `scalars` (running scalars of the prefix) and `candidates` (answers that the thinking has stated); given in
+            any order, kept in the order of `SOURCES`.
         hidden_size: H of the target.
         aux_layers: The target layers behind `target_aux`, in their order of concatenation.
     """
@@ -54,7 +58,7 @@ class FeatureSpec:
             return self.hidden_size
         if source == "target_aux":
             return self.hidden_size * len(self.aux_layers)
-        return len(SCALARS)
+        return len(COLUMNS[source])
 
     def subset(self, sources: Sequence[Source]) -> FeatureSpec:
         """The spec of some of the sources.

@@ -12,11 +12,14 @@ from numpy import ndarray
 from torch import Tensor
 
 from ace_learn.artifacts import is_temporary, read_fields, sha256_file
-from ace_learn.exit import SIGNALS
+from ace_learn.features.minimal import MinimalChoice, read_minimal
 from ace_learn.features.shard import FEATURE_DTYPES, FILE_NAME, SPLITS, Shard, broken_shard
 from ace_learn.features.spec import FeatureSpec, Source
+from ace_learn.signals import LEARNED
 
 FORMAT = 1
+
+_TRACES = "traces.parquet"
 
 
 class FeatureStore:
@@ -32,11 +35,12 @@ class FeatureStore:
         num_rows: N over all shards.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, minimal: MinimalChoice = "built") -> None:
         """Opens a data set and checks every shard's header and size.
 
         Args:
             folder: The data set folder (it holds dataset.json and shards/*/features.safetensors).
+            minimal: Which boundary progress and remaining lead to; `built`: the one that the data set was built with.
 
         Raises:
             ValueError: The folder is no data set of this version, a shard is missing, or a shard does not fit; the
@@ -56,6 +60,8 @@ class FeatureStore:
         self._shards = [Shard(path, spec=self.spec, dtype=dtype) for path in paths]
         self._starts = np.cumsum([0, *(shard.num_rows for shard in self._shards)])
         self.num_rows = int(self._starts[-1])
+        traces = [path.with_name(_TRACES) for path in paths]
+        self._minimal = None if minimal == "built" else read_minimal(traces, minimal)
 
     def rows(self, split: str, boundaries_only: bool = False) -> Int64[Tensor, " n"]:
         """The numbers of a split's rows, ascending.
@@ -95,8 +101,11 @@ class FeatureStore:
         return out
 
     def targets(self, rows: Int64[Tensor, " n"]) -> Float32[Tensor, "n S"]:
-        """The targets of rows, columns `SIGNALS`, nan where a target is undefined."""
-        return self._column("targets", rows)
+        """The targets of rows, columns `LEARNED`, nan where a target is undefined."""
+        stored = self._column("targets", rows)
+        if self._minimal is None:
+            return stored
+        return self._minimal.retarget(stored, trace=self.trace(rows), position=self.position(rows))
 
     def trace(self, rows: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
         """The problem index of each row's trace."""
@@ -112,7 +121,7 @@ class FeatureStore:
 
     def _column(self, name: str, rows: Tensor) -> Tensor:
         count = rows.shape[0]
-        out = torch.empty(count, len(SIGNALS)) if name == "targets" else torch.empty(count, dtype=torch.int64)
+        out = torch.empty(count, len(LEARNED)) if name == "targets" else torch.empty(count, dtype=torch.int64)
         for shard, local, places in self._by_shard(rows):
             out[places] = shard.take(name, local)
         return out

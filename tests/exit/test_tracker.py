@@ -74,7 +74,7 @@ def rows_for(tokens, first, count):
 class FromHidden:
     """Hands the test's signal through as `confidence`."""
 
-    def __call__(self, scalars, hidden):
+    def __call__(self, scalars, candidates, hidden):
         return hidden.last.expand(*hidden.last.shape[:2], 4)
 
 

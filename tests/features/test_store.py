@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 from ace_learn.artifacts import read_json, write_json
-from ace_learn.features import SOURCES, SPLITS, FeatureStore, Source, write_features
+from ace_learn.features import DEFAULT_SOURCES, SPLITS, FeatureStore, FeatureWriter, Source, write_features
 from tests.features.synthetic import Synthetic, make_dataset, make_rows
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,10 +29,10 @@ def test_gather_equals_what_was_written(tmp_path: Path, dtype: torch.dtype) -> N
     rows = make_dataset(tmp_path, Synthetic(dtype=dtype))
     store = FeatureStore(tmp_path)
     assert store.num_rows == rows["trace"].shape[0] == 600
-    everything = torch.cat([rows[source].float() for source in SOURCES], dim=1)
+    everything = torch.cat([rows[source].float() for source in DEFAULT_SOURCES], dim=1)
     assert everything.shape[1] == store.spec.size == 6 + 12 + 7
     picked = torch.tensor([599, 0, 3, 200, 199, 201, 3])
-    assert torch.equal(store.gather(picked, SOURCES), everything[picked])
+    assert torch.equal(store.gather(picked, DEFAULT_SOURCES), everything[picked])
     assert torch.equal(store.gather(picked, ["scalars"]), rows["scalars"][picked])
     both: tuple[Source, ...] = ("scalars", "target_last")
     assert torch.equal(store.gather(picked, both), everything[picked][:, [*range(6), *range(18, 25)]])
@@ -206,6 +206,34 @@ def test_the_writer_refuses_what_the_reader_would(tmp_path: Path, change, messag
     with pytest.raises(ValueError, match=message):
         write_features(tmp_path / "shard", rows)
     assert not (tmp_path / "shard").exists()
+
+
+def test_rows_written_in_pieces_are_the_file_written_at_once(tmp_path: Path) -> None:
+    rows = make_rows(Synthetic())
+    write_features(tmp_path / "whole", rows)
+    (tmp_path / "pieces").mkdir()
+    with FeatureWriter(tmp_path / "pieces") as writer:
+        for start, stop in ((0, 7), (7, 7), (7, 400), (400, None)):
+            writer.append({name: column[start:stop] for name, column in rows.items()})
+    assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["features.safetensors"]
+    data = (tmp_path / "pieces" / "features.safetensors").read_bytes()
+    assert data == (tmp_path / "whole" / "features.safetensors").read_bytes()
+    read = load(data)
+    assert all(torch.equal(read[name].nan_to_num(), column.nan_to_num()) for name, column in rows.items())
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    rows = make_rows(Synthetic())
+    other = {name: column for name, column in rows.items() if name != "target_aux"}
+
+    def write() -> None:
+        with FeatureWriter(tmp_path) as writer:
+            writer.append(rows)
+            writer.append(other)
+
+    with pytest.raises(ValueError, match="are not those of the rows before them"):
+        write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gather_reads_only_what_it_needs(tmp_path: Path) -> None:

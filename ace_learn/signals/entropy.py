@@ -1,0 +1,11 @@
+"""How sure the model is of its next token."""
+
+from ace_learn.signals import DerivedSignal
+
+SIGNAL = DerivedSignal(
+    name="entropy",
+    description="entropy of the next-token distribution, nats",
+    reads=("entropy",),
+    compute=lambda columns: columns[..., 0],
+    falls=True,
+)
