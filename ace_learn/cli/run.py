@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from ace_learn.artifacts import atomic_file
 from ace_learn.cli.common import run_command
 from ace_learn.contracts import Contract
+from ace_learn.engines.requests import EosInThink
 from ace_learn.engines.sampling import Sampling
 from ace_learn.models.target import TargetConfig
+from ace_learn.speculation.drafters import DrafterConfig
 from ace_learn.tasks import TaskConfig, build_task
 from ace_learn.tasks.json_object import JsonObject
 
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from ace_learn.engines.requests import Output, Request
     from ace_learn.models.target import Target
     from ace_learn.tasks.base import Example, Message
+
+
+_MOST_PROBLEMS = 100_000
+"""An endless task would draw them all before the first is decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +51,18 @@ class RunConfig:
     """How many of the task's problems to run."""
     sampling: Sampling = Sampling()
     """How tokens are drawn; a certificate holds for its own sampling alone."""
-    draft_tokens: int = 0
-    """Draft length of the n-gram drafter, K; 0: no speculation."""
+    drafter: DrafterConfig = DrafterConfig()
+    """What drafts tokens for the target to verify."""
     max_new_tokens: int = 4096
     """Cap on a request's output."""
     max_answer_tokens: int = 256
     """Cap on its answer."""
+    eos_in_think: EosInThink = "force_think_end"
+    """A stop token inside the thinking becomes the think end, or ends the request (`stop`)."""
     batch_size: int = 32
     """Requests decoded together."""
     output: Path | None = None
-    """JSONL file for the task's outputs, one line per problem; it must not exist."""
+    """JSONL file for the task's outputs, one line per problem; it must not exist, and appears when all are done."""
     plain: bool = False
     """Prompt a model that has no chat template with the bare text."""
     seed: int = 0
@@ -63,8 +73,8 @@ class RunConfig:
         for name in ("problems", "max_new_tokens", "max_answer_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
-        if self.draft_tokens < 0:
-            raise ValueError(f"draft_tokens must be >= 0, not {self.draft_tokens}")
+        if self.problems > _MOST_PROBLEMS:
+            raise ValueError(f"problems must be <= {_MOST_PROBLEMS:,}, not {self.problems:,}; run them in parts")
         if self.prompt is None and self.contract is not None:
             raise ValueError("contract goes with --prompt; the contract of a task's problems is --task.contract")
         defaults = {"task": TaskConfig(), "problems": 32, "output": None}
@@ -78,6 +88,7 @@ def run(config: RunConfig) -> None:
 
     Raises:
         ValueError: The head belongs to another target, or the recipe is contradictory.
+        OSError: The output cannot be written; that is found before a model is loaded.
     """
     from ace_learn.engines.loading import build_engine
     from ace_learn.models.target import load_target
@@ -86,18 +97,18 @@ def run(config: RunConfig) -> None:
         raise ValueError(f"{config.output} exists already; name another --output or delete it")
     contract = None if config.contract is None else Contract.from_spec(config.contract)
     examples = list(build_task(config.task).examples(config.problems, config.seed)) if config.prompt is None else []
-    target = load_target(config.target)
-    engine = build_engine(
-        target,
-        head=config.head,
-        sampling=config.sampling,
-        batch_size=config.batch_size,
-        draft_tokens=config.draft_tokens,
-    )
-    if config.prompt is None:
-        _run_task(config, engine, examples)
-    else:
-        _show_prompt(config, engine, config.prompt, contract)
+    with nullcontext() if config.output is None else atomic_file(config.output) as file:
+        engine = build_engine(
+            load_target(config.target),
+            head=config.head,
+            sampling=config.sampling,
+            batch_size=config.batch_size,
+            drafter=config.drafter,
+        )
+        if config.prompt is None:
+            _run_task(config, engine, examples, file)
+        else:
+            _show_prompt(config, engine, config.prompt, contract)
 
 
 def _request(
@@ -113,6 +124,7 @@ def _request(
         contract=contract,
         max_new_tokens=config.max_new_tokens,
         max_answer_tokens=config.max_answer_tokens,
+        eos_in_think=config.eos_in_think,
     )
 
 
@@ -151,6 +163,7 @@ def _show_prompt(config: RunConfig, engine: HFEngine, prompt: str, contract: Con
     print(f"\n\n{_ending(output)}: {output.think_tokens} tokens thought, {len(output.token_ids)} in all")
     answer = json.dumps(output.answer) if contract else "not looked for; name its form with --contract '{kind: ...}'"
     print(f"answer: {answer} (finish: {output.finish_reason}, {output.seconds:.2f} s)")
+    _print_speculation([output])
 
 
 def _ending(output: Output) -> str:
@@ -161,27 +174,47 @@ def _ending(output: Output) -> str:
     return "thinking was cut by the token limit" if output.think_end is None else "thinking ended by itself"
 
 
-def _run_task(config: RunConfig, engine: HFEngine, examples: Sequence[Example]) -> None:
+def _run_task(config: RunConfig, engine: HFEngine, examples: Sequence[Example], file: TextIO | None) -> None:
+    """Decodes the problems; each finished batch goes to the file, which the caller gives its name in the end."""
     from tqdm import tqdm
 
     requests = [_request(config, engine.target, i, e.messages, e.contract) for i, e in enumerate(examples)]
     outputs: list[Output] = []
+    correct: list[bool] = []
     with tqdm(total=len(requests), unit="problem", desc="run") as bar:
         for batch in engine.stream_batches(requests):
+            judged = [examples[output.key].correct(output.answer) for output in batch]
+            if file is not None:
+                lines = [json.dumps(output_json(o) | {"correct": c}) for o, c in zip(batch, judged, strict=True)]
+                file.write("\n".join(lines) + "\n")
+                file.flush()
             outputs.extend(batch)
+            correct.extend(judged)
             bar.update(len(batch))
-    correct = [example.correct(output.answer) for example, output in zip(examples, outputs, strict=True)]
-    lines = [json.dumps(output_json(o) | {"correct": c}) for o, c in zip(outputs, correct, strict=True)]
-    if config.output is not None:
-        from ace_learn.artifacts import write_text
+    _print_summary(outputs, correct, engine.policy.predicate)
 
-        write_text(config.output, "\n".join(lines) + "\n")
+
+def _print_summary(outputs: Sequence[Output], correct: Sequence[bool], predicate: str) -> None:
     count = len(outputs)
+    tokens = sum(len(output.token_ids) for output in outputs)
+    exits = "the policy `never` exits" if predicate == "never" else f"{sum(o.exit is not None for o in outputs)} exits"
     print(
-        f"{count} problems: {sum(correct) / count:.1%} correct, {sum(o.exit is not None for o in outputs)} exits, "
-        f"{sum(o.think_tokens for o in outputs) / count:.1f} tokens thought and "
-        f"{sum(len(o.token_ids) for o in outputs) / count:.1f} in all per problem"
+        f"{count} problems: {sum(correct) / count:.1%} correct, {exits}, "
+        f"{sum(o.think_tokens for o in outputs) / count:.1f} tokens thought and {tokens / count:.1f} in all per problem"
     )
+    _print_speculation(outputs)
+
+
+def _print_speculation(outputs: Sequence[Output]) -> None:
+    tokens = sum(len(output.token_ids) for output in outputs)
+    steps = sum(output.stats.verify_steps for output in outputs)
+    drafted = sum(output.stats.drafted for output in outputs)
+    accepted = sum(output.stats.accepted for output in outputs)
+    if drafted:
+        print(
+            f"speculation: {accepted / steps:.2f} drafts accepted and {tokens / steps:.2f} tokens emitted per verify "
+            f"step, {accepted / drafted:.1%} of {drafted:,} drafts accepted"
+        )
 
 
 def output_json(output: Output) -> dict[str, object]:
@@ -205,6 +238,7 @@ def output_json(output: Output) -> dict[str, object]:
         "verify_steps": output.stats.verify_steps,
         "drafted": output.stats.drafted,
         "accepted": output.stats.accepted,
+        "accepted_histogram": output.stats.histogram,
         "seconds": output.seconds,
     }
 

@@ -19,13 +19,14 @@ from ace_learn.engines.capture import Capture
 from ace_learn.engines.live import LiveRequest
 from ace_learn.engines.requests import ExitRecord
 from ace_learn.engines.sampling import Sampling
-from ace_learn.exit.policy import SIGNALS
 from ace_learn.exit.state import entropy_of
 from ace_learn.exit.tracker import ExitTracker, Hidden, Rows, Verdict
 from ace_learn.models.cache import SlotCache
+from ace_learn.models.catch_up import catch_up
 from ace_learn.models.target import RowOutputs, Target
-from ace_learn.speculation.acceptance import emit, standard
-from ace_learn.speculation.drafters import Drafter
+from ace_learn.signals import named
+from ace_learn.speculation.acceptance import Window, emit, follow, standard
+from ace_learn.speculation.drafters import Drafter, Drafts
 from ace_learn.speculation.noise import Stream, gumbel, uniform
 
 
@@ -73,6 +74,7 @@ class DecodeBatch:
         self.last_logprob = torch.zeros(len(lives), device=self.device)
         self._keys = torch.tensor([live.request.key for live in lives], device=self.device)
         self._prompt_lengths = torch.tensor([len(live.request.prompt_ids) for live in lives], device=self.device)
+        self._drafting = None if decoding.drafter is None else decoding.drafter.start(self._keys)
 
     @torch.inference_mode()
     def run(self, num_cached: Sequence[int] | None = None) -> None:
@@ -84,6 +86,7 @@ class DecodeBatch:
                 self._prompt_lengths,
                 in_think=torch.tensor([live.thinking for live in self.lives], device=self.device),
                 armed=torch.tensor([live.request.thinking for live in self.lives], device=self.device),
+                contracts=[live.request.contract for live in self.lives],
             )
         self._prefill(num_cached or [0] * len(self.lives))
         while self.num_active:
@@ -97,50 +100,44 @@ class DecodeBatch:
         return [self.lives[i] for i in self.order[: self.num_active]]
 
     def _prefill(self, num_cached: Sequence[int]) -> None:
-        """Feeds what is not cached, padded on the left, and draws the first token.
-
-        Padding is written behind the longest sequence, where the positions' mask hides it until it is overwritten.
-        """
+        """Feeds what is not cached, and draws the first token."""
         feeds = [live.ids[start:] for live, start in zip(self.lives, num_cached, strict=True)]
-        width, longest = max(map(len, feeds)), max(len(live.ids) for live in self.lives)
-        tokens = torch.tensor([[0] * (width - len(feed)) + feed for feed in feeds], device=self.device)
-        column = torch.arange(width, device=self.device)
-        lengths = torch.tensor([len(live.ids) for live in self.lives], device=self.device)
-        padding = width - torch.tensor([len(feed) for feed in feeds], device=self.device)
-        positions = torch.where(column < padding[:, None], longest + column, lengths[:, None] - width + column)
-        padded = width > min(map(len, feeds))
-        outputs = self.decoding.target.forward(
-            tokens, positions, self.cache, longest=longest + width * padded, last_only=True
-        )
+        lengths = [len(live.ids) for live in self.lives]
+        logits = catch_up(self.decoding.target, self.cache, feeds, lengths)[:, None]
         self.forward_tokens += sum(map(len, feeds))
-        none = torch.zeros(len(self.lives), 0, dtype=torch.long, device=self.device)
-        self._accept(outputs, outputs.logits.log_softmax(-1), lengths - 1, none, [[] for _ in self.lives], None)
+        base = torch.tensor(lengths, device=self.device) - 1
+        none = Drafts.none(len(self.lives), self.device)
+        window = self._window(logits, self._forced(self.lives, 1, None), base, none)
+        self._commit(none, window, logits.log_softmax(-1), None)
 
     def _step(self) -> None:
         lives = self._active()
-        drafts = [self._draft(live) for live in lives]
-        width = max(map(len, drafts))
-        tokens = torch.tensor(
-            [[live.ids[-1], *d, *[0] * (width - len(d))] for live, d in zip(lives, drafts, strict=True)]
-        )
-        base = torch.tensor([len(live.ids) - 1 for live in lives])
-        tokens, base = tokens.to(self.device), base.to(self.device)
-        positions = base[:, None] + torch.arange(width + 1, device=self.device)
-        longest = max(len(live.ids) for live in lives) + width
+        drafts = self._draft(lives)
+        newest = torch.tensor([live.ids[-1] for live in lives], device=self.device)
+        tokens = torch.cat((newest[:, None], drafts.tokens), dim=1)
+        base = torch.tensor([len(live.ids) - 1 for live in lives], device=self.device)
+        width = tokens.shape[1]
+        positions = base[:, None] + torch.arange(width, device=self.device)
+        longest = max(len(live.ids) for live in lives) + width - 1
         decoding = self.decoding
         outputs = decoding.target.forward(
             tokens, positions, self.cache, longest=longest, aux_layers=decoding.aux_layers
         )
-        self.forward_tokens += len(lives) + sum(map(len, drafts))
+        self.forward_tokens += len(lives) + int(drafts.num_drafted.sum())
         logprobs = outputs.logits.log_softmax(-1)
         verdict = self._observe(outputs, logprobs, tokens, positions)
-        self._accept(outputs, logprobs, base, tokens[:, 1:], drafts, verdict)
+        window = self._window(outputs.logits, self._forced(lives, width, verdict), base, drafts)
+        if verdict is not None and decoding.capture is not None:
+            self._capture(outputs, base, window.num_accepted, verdict)
+        self._commit(drafts, window, logprobs, verdict)
 
-    def _draft(self, live: LiveRequest) -> list[int]:
-        room = min(self.decoding.num_draft_tokens, live.room - 1)
-        if self.decoding.drafter is None or live.pending or room < 1:
-            return []
-        return self.decoding.drafter.propose(live.ids, room)
+    def _draft(self, lives: list[LiveRequest]) -> Drafts:
+        """Asks the drafter; where a think end is pending, nothing can be proposed."""
+        most = self.decoding.num_draft_tokens
+        room = [0 if live.pending else max(0, min(most, live.room - 1)) for live in lives]
+        if self._drafting is None or not any(room):
+            return Drafts.none(len(lives), self.device)
+        return self._drafting.draft([live.ids for live in lives], room)
 
     def _observe(
         self,
@@ -157,57 +154,45 @@ class DecodeBatch:
             tokens=tokens,
             positions=positions,
             logprobs=torch.cat((self.last_logprob[: self.num_active, None], of_drafts), dim=1),
-            entropy=entropy_of(logprobs),
+            entropy=torch.stack([entropy_of(row) for row in logprobs.unbind(1)], dim=1),  # small temporaries
             hidden=Hidden(outputs.last, outputs.aux),
         )
         return self.decoding.tracker.observe(slots, rows)
 
-    def _accept(
-        self,
-        outputs: RowOutputs,
-        logprobs: Float[Tensor, "B R V"],
-        base: Int[Tensor, " B"],
-        drafted: Int[Tensor, "B K"],
-        drafts: list[list[int]],
-        verdict: Verdict | None,
-    ) -> None:
-        """Samples, accepts, hands the windows to the requests and puts finished ones aside."""
-        lives, decoding = self._active(), self.decoding
-        num_drafted = torch.tensor([len(draft) for draft in drafts], device=self.device)
-        target = self._forced(decoding.sampling.probabilities(outputs.logits), lives, verdict)
-        keys = self._keys[self.order[: self.num_active]]
-        drawn = base[:, None] + 1 + torch.arange(drafted.shape[1], device=self.device)
-        seed = decoding.sampling.seed
-        accept_noise = uniform(seed=seed, request=keys, position=drawn, stream=Stream.ACCEPT, size=1)[..., 0]
-        verified = standard(
-            target=target, drafted=drafted, num_drafted=num_drafted, draft=None, accept_noise=accept_noise
-        )
-        num_accepted = verified.num_accepted
-        last = (base + 1 + num_accepted)[:, None]
-        if decoding.sampling.temperature == 0.0:
-            noise = verified.final.new_zeros(()).expand_as(verified.final)
-        else:
-            noise = gumbel(seed=seed, request=keys, position=last, size=target.shape[-1])[:, 0]
-        tokens = emit(verified, drafted, noise)
-        chosen = logprobs.gather(-1, tokens[..., None]).squeeze(-1)
-        row = torch.arange(len(lives), device=self.device)
-        self.last_logprob[: self.num_active] = chosen[row, num_accepted]
-        if verdict is not None and decoding.capture is not None:
-            self._capture(outputs, base, num_accepted, verdict)
-        self._commit(lives, drafts, tokens.tolist(), num_accepted.tolist(), chosen.tolist(), verdict)
+    def _forced(self, lives: list[LiveRequest], width: int, verdict: Verdict | None) -> Int[Tensor, "B R"]:
+        """The token that must follow each row, or -1: an exit's think end, or what is left of a longer one."""
+        pending = [live.pending.pop(0) if live.pending else -1 for live in lives]
+        first = torch.tensor(pending, device=self.device)
+        forced = torch.full((len(lives), width), -1, device=self.device) if verdict is None else verdict.forced.clone()
+        forced[:, 0] = torch.where(first >= 0, first, forced[:, 0])
+        return forced
 
-    def _forced(
-        self, target: Float[Tensor, "B R V"], lives: list[LiveRequest], verdict: Verdict | None
-    ) -> Float[Tensor, "B R V"]:
-        """Replaces the distribution of forced rows by the one-hot on the forced token."""
-        if verdict is None and not any(live.pending for live in lives):
-            return target
-        forced = torch.full(target.shape[:2], -1, device=self.device) if verdict is None else verdict.forced.clone()
-        for i, live in enumerate(lives):
-            if live.pending:
-                forced[i, 0] = live.pending.pop(0)
-        one_hot = torch.zeros_like(target).scatter(-1, forced.clamp_min(0)[..., None], 1.0)
-        return torch.where((forced >= 0)[..., None], one_hot, target)
+    def _window(
+        self,
+        logits: Float[Tensor, "B R V"],
+        forced: Int[Tensor, "B R"],
+        base: Int[Tensor, " B"],
+        drafts: Drafts,
+    ) -> Window:
+        """Accepts drafts and draws the token behind them."""
+        sampling = self.decoding.sampling
+        if sampling.temperature == 0.0:
+            choice = torch.where(forced >= 0, forced, logits.argmax(-1))
+            return follow(choice, drafts.tokens, drafts.num_drafted)
+        keys = self._keys[self.order[: self.num_active]]
+        drawn = base[:, None] + 1 + torch.arange(drafts.tokens.shape[1], device=self.device)
+        accept_noise = uniform(seed=sampling.seed, request=keys, position=drawn, stream=Stream.ACCEPT, size=1)
+        verified = standard(
+            target=sampling.probabilities(logits),
+            drafted=drafts.tokens,
+            num_drafted=drafts.num_drafted,
+            draft=drafts.probabilities,
+            accept_noise=accept_noise[..., 0],
+            forced=forced,
+        )
+        last = (base + 1 + verified.num_accepted)[:, None]
+        noise = gumbel(seed=sampling.seed, request=keys, position=last, size=logits.shape[-1])
+        return emit(verified, drafts.tokens, noise[:, 0])
 
     def _capture(
         self, outputs: RowOutputs, base: Int[Tensor, " B"], num_accepted: Int[Tensor, " B"], verdict: Verdict
@@ -221,24 +206,25 @@ class DecodeBatch:
         self.decoding.capture.add(requests, output_index, valid, verdict, hidden)
 
     def _commit(
-        self,
-        lives: list[LiveRequest],
-        drafts: list[list[int]],
-        tokens: list[list[int]],
-        num_accepted: list[int],
-        logprobs: list[list[float]],
-        verdict: Verdict | None,
+        self, drafts: Drafts, window: Window, logprobs: Float[Tensor, "B R V"], verdict: Verdict | None
     ) -> None:
+        """Hands the windows to the requests and puts finished ones aside."""
+        lives = self._active()
+        chosen = logprobs.gather(-1, window.tokens[..., None]).squeeze(-1)
+        row = torch.arange(len(lives), device=self.device)
+        self.last_logprob[: self.num_active] = chosen[row, window.num_accepted]
+        tokens, num_accepted = window.tokens.tolist(), window.num_accepted.tolist()
+        num_drafted, raw = drafts.num_drafted.tolist(), chosen.tolist()
         forced = None if verdict is None else verdict.forced.tolist()
         for i, live in enumerate(lives):
             size = num_accepted[i] + 1
             before = live.length
             if forced is not None and live.exit is None:
                 self._note_exit(live, forced[i][:size], i, verdict)
-            kept = live.push(tokens[i][:size], logprobs[i][:size], num_accepted=num_accepted[i])
+            kept = live.push(tokens[i][:size], raw[i][:size], num_accepted=num_accepted[i])
             if live.exit is not None and live.exit.output_index >= live.length:
                 live.exit = None
-            live.stats.record(len(drafts[i]), min(num_accepted[i], kept))
+            live.stats.record(num_drafted[i], live.accepted_since(before))
             if self.decoding.listener is not None and kept:
                 self.decoding.listener(live, live.output_ids[before:], _passed(verdict, i, size, before))
         self._retire(lives)
@@ -251,7 +237,7 @@ class DecodeBatch:
                 output_index=live.length + r,
                 tokens_thought=int(verdict.thought[row, r]),
                 paragraphs=int(verdict.paragraphs[row, r]),
-                signals=dict(zip(SIGNALS, verdict.smoothed[row, r].tolist(), strict=True)),
+                signals=named(verdict.smoothed[row, r].tolist()),
             )
 
     def _retire(self, lives: list[LiveRequest]) -> None:
@@ -265,6 +251,8 @@ class DecodeBatch:
             last = self.num_active
             if slot != last:
                 self.cache.swap(slot, last)
+                if self._drafting is not None:
+                    self._drafting.swap(slot, last)
                 self.last_logprob[[slot, last]] = self.last_logprob[[last, slot]]
                 self.order[slot], self.order[last] = self.order[last], self.order[slot]
 
@@ -278,7 +266,7 @@ def _passed(verdict: Verdict | None, row: int, size: int, before: int) -> list[B
             output_index=before - 1 + r,
             paragraphs=int(verdict.paragraphs[row, r]),
             tokens_thought=int(verdict.thought[row, r]),
-            signals=dict(zip(SIGNALS, verdict.smoothed[row, r].tolist(), strict=True)),
+            signals=named(verdict.smoothed[row, r].tolist()),
         )
         for r in range(size)
         if verdict.closed[row, r]

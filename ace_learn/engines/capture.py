@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.exit.scalars import SCALARS
+from ace_learn.exit.scalars import CANDIDATES, SCALARS
 from ace_learn.exit.tracker import Hidden, Verdict
 
 CaptureRows = Literal["boundaries", "all"]
@@ -29,6 +29,8 @@ class CapturedRows(NamedTuple):
     scalars: Float[Tensor, "N C"]
     last: Float[Tensor, "N H"]
     aux: Float[Tensor, "N A"]
+    candidates: Float[Tensor, "N D"]
+    """D = 0 where they were not read."""
 
     def select(self, keep: Tensor) -> CapturedRows:
         """Rows of a mask or index."""
@@ -38,7 +40,9 @@ class CapturedRows(NamedTuple):
 class Capture:
     """Collects rows on the host."""
 
-    def __init__(self, rows: CaptureRows, *, hidden_size: int, num_aux: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rows: CaptureRows, *, hidden_size: int, num_aux: int, dtype: torch.dtype, candidates: bool = False
+    ) -> None:
         """Keeps boundary rows, or every row of the think span.
 
         Args:
@@ -46,6 +50,7 @@ class Capture:
             hidden_size: H of the target.
             num_aux: Tapped layers.
             dtype: Of the hidden states.
+            candidates: Whether the tracker reads answer candidates.
         """
         self.rows = rows
         index, hidden = torch.empty(0, dtype=torch.long), torch.empty(0, hidden_size, dtype=dtype)
@@ -58,6 +63,7 @@ class Capture:
             scalars=torch.empty(0, len(SCALARS)),
             last=hidden,
             aux=torch.empty(0, hidden_size * num_aux, dtype=dtype),
+            candidates=torch.empty(0, len(CANDIDATES) if candidates else 0),
         )
         self._parts = [empty]
 
@@ -81,6 +87,7 @@ class Capture:
             verdict.scalars,
             hidden.last,
             hidden.aux,
+            verdict.candidates,
         )
         self._parts.append(CapturedRows(*(column[keep].cpu() for column in columns)))
 

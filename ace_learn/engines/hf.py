@@ -6,6 +6,7 @@ Plain PyTorch on any causal language model of transformers, batched, with and wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 from ace_learn.contracts import Contract
 from ace_learn.engines.batch import DecodeBatch, Decoding, TokenListener
 from ace_learn.engines.capture import Capture, CapturedRows, CaptureRows
-from ace_learn.engines.live import LiveRequest
-from ace_learn.engines.requests import Output, Request
+from ace_learn.engines.live import LiveRequest, context_room
+from ace_learn.engines.requests import EosInThink, Output, Request
 from ace_learn.engines.sampling import Sampling
+from ace_learn.exit.candidates import CandidateReader
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.tracker import ExitTracker, Hidden, Signaller
 from ace_learn.features.spec import FeatureSpec
 from ace_learn.heads.head import SignalHead
 from ace_learn.json_type import JSON
 from ace_learn.models.target import Target
+from ace_learn.signals import sources_of
 from ace_learn.speculation.drafters import Drafter
 from ace_learn.tasks import render_prompt
 from ace_learn.tasks.base import user_message
@@ -37,9 +40,11 @@ class HeadSignaller:
         self.head = head.to(device).eval()
         self.spec = spec
 
-    def __call__(self, scalars: Float[Tensor, "B R C"], hidden: Hidden) -> Float[Tensor, "B R S"]:
-        """Signals of every row."""
-        columns = {"target_last": hidden.last, "target_aux": hidden.aux, "scalars": scalars}
+    def __call__(
+        self, scalars: Float[Tensor, "B R C"], candidates: Float[Tensor, "B R D"], hidden: Hidden
+    ) -> Float[Tensor, "B R L"]:
+        """Learned signals of every row."""
+        columns = {"target_last": hidden.last, "target_aux": hidden.aux, "scalars": scalars, "candidates": candidates}
         signals: Tensor = self.head(torch.cat([columns[source].float() for source in self.spec.sources], dim=-1))
         return signals
 
@@ -51,6 +56,8 @@ class Branch(NamedTuple):
     """Index of the request in its batch."""
     length: int
     """Output tokens kept."""
+    key: int | None = None
+    """Names the noise of the answer; None: the request's own, which a live exit there would see."""
 
 
 class Rollouts(NamedTuple):
@@ -75,6 +82,7 @@ class HFEngine:
         drafter: Drafter | None = None,
         num_draft_tokens: int = 0,
         aux_layers: tuple[int, ...] = (),
+        candidates: bool = False,
         batch_size: int = 64,
     ) -> None:
         """Configures an engine.
@@ -87,6 +95,8 @@ class HFEngine:
             drafter: Proposes tokens; None: no speculation.
             num_draft_tokens: Drafted tokens per step, K.
             aux_layers: Layers that the signals read.
+            candidates: Capture the answers that the thinking states; a head or a policy that reads them gets them
+                anyway.
             batch_size: Requests decoded together.
 
         Raises:
@@ -102,6 +112,7 @@ class HFEngine:
         self.signaller = signaller
         self.drafter, self.num_draft_tokens = drafter, num_draft_tokens
         self.aux_layers = aux_layers
+        self.candidates = candidates or _reads_candidates(self.policy, signaller)
         self.batch_size = batch_size
         self.forward_tokens = 0
         """Tokens run through the target so far."""
@@ -113,6 +124,7 @@ class HFEngine:
         contract: Mapping[str, JSON] | None = None,
         key: int = 0,
         max_new_tokens: int = 4096,
+        eos_in_think: EosInThink = "force_think_end",
         listener: TokenListener | None = None,
     ) -> Output:
         """Answers one user message.
@@ -122,6 +134,7 @@ class HFEngine:
             contract: Spec of the output contract, such as {"kind": "integer"}; it ends the request at the answer.
             key: Names the noise; another key gives another sample.
             max_new_tokens: Cap on the output.
+            eos_in_think: What a stop token inside the thinking does.
             listener: Sees the tokens as they come.
 
         Raises:
@@ -134,6 +147,7 @@ class HFEngine:
             prompt_ids=tuple(ids),
             contract=None if contract is None else Contract.from_spec(contract),
             max_new_tokens=max_new_tokens,
+            eos_in_think=eos_in_think,
         )
         return self.generate([request], listener=listener)[0]
 
@@ -144,7 +158,13 @@ class HFEngine:
     def stream_batches(
         self, requests: Sequence[Request], *, listener: TokenListener | None = None
     ) -> Iterator[list[Output]]:
-        """Decodes batch by batch, for progress bars and incremental writers."""
+        """Decodes batch by batch, for progress bars and incremental writers.
+
+        Raises:
+            ValueError: A prompt is empty or leaves no room in the model's context; nothing is decoded then.
+        """
+        for request in requests:
+            context_room(request, self.target)
         for start in range(0, len(requests), self.batch_size):
             lives = [LiveRequest(request, self.target) for request in requests[start : start + self.batch_size]]
             batch = DecodeBatch(self._decoding(len(lives), listener=listener), lives)
@@ -159,6 +179,7 @@ class HFEngine:
             hidden_size=self.target.identity.hidden_size,
             num_aux=len(self.aux_layers),
             dtype=self.target.output_layer.weight.dtype,
+            candidates=self.candidates,
         )
         batch = DecodeBatch(self._decoding(len(lives), capture=capture), lives)
         self._run(batch)
@@ -180,6 +201,8 @@ class HFEngine:
         for branch in branches:
             request, output = rollouts.requests[branch.request], rollouts.outputs[branch.request]
             prefix = [*output.token_ids[: branch.length], *self.target.markers.end]
+            if branch.key is not None:
+                request = replace(request, key=branch.key)
             lives.append(LiveRequest(request, self.target, prefix=prefix))
         cached = [len(live.request.prompt_ids) + branch.length for live, branch in zip(lives, branches, strict=True)]
         slots = torch.tensor([rollouts.batch.slot_of(branch.request) for branch in branches], device=self.target.device)
@@ -211,6 +234,7 @@ class HFEngine:
             num_slots=num_slots,
             window=2 * (self.num_draft_tokens + 1),
             device=self.target.device,
+            candidates=CandidateReader(self.target.decode, num_slots) if self.candidates else None,
         )
         return Decoding(
             target=self.target,
@@ -222,3 +246,9 @@ class HFEngine:
             capture=capture,
             listener=listener,
         )
+
+
+def _reads_candidates(policy: ExitPolicy, signaller: Signaller | None) -> bool:
+    """Whether a policy or a head needs the answers that the thinking states."""
+    of_head = signaller.spec.sources if isinstance(signaller, HeadSignaller) else ()
+    return "candidates" in of_head or any("candidates" in read for read in sources_of(policy.signals).values())

@@ -100,6 +100,23 @@ def _ending(found: TokenCommit | None, lengths: Sequence[int]) -> Ending | None:
     return None if found is None else Ending(lengths[found.num_tokens - 1], found.commit)
 
 
+def context_room(request: Request, target: Target) -> int:
+    """Output tokens that fit into the model's context behind a request's prompt.
+
+    Raises:
+        ValueError: The prompt is empty, or none fit.
+    """
+    length = len(request.prompt_ids)
+    if not length:
+        raise ValueError(f"request {request.key} has an empty prompt; give it at least one token")
+    if length >= target.context_length:
+        raise ValueError(
+            f"request {request.key} has a prompt of {length} tokens, which leaves no room for an answer in the model's "
+            f"context of {target.context_length}; shorten the prompt"
+        )
+    return target.context_length - length
+
+
 class LiveRequest:
     """Follows one request through its windows of accepted tokens."""
 
@@ -114,13 +131,12 @@ class LiveRequest:
         Raises:
             ValueError: The prompt is empty or leaves no room in the model's context.
         """
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.key} has an empty prompt; give it at least one token")
         self.request, self.target = request, target
+        self.forces_think_end = request.eos_in_think == "force_think_end"
         self.limits = FinishLimits(
             stop_ids=target.stop_ids,
             max_new_tokens=request.max_new_tokens,
-            context_room=target.context_length - len(request.prompt_ids),
+            context_room=context_room(request, target),
             min_tokens=request.min_tokens,
         )
         self.ids = list(request.prompt_ids)
@@ -182,11 +198,11 @@ class LiveRequest:
 
         The window is read token by token, so that what a request answers does not depend on how many tokens a step
         accepts. Sets `finish` when the request ends in this window. A stop token in the thinking becomes the think end,
-        and cuts the window.
+        unless the request says otherwise, and cuts the window.
         """
         before = self.length
         for i, (token, logprob) in enumerate(zip(window, logprobs, strict=True)):
-            ends_thought = self.thinking and token in self.limits.stop_ids
+            ends_thought = self.forces_think_end and self.thinking and token in self.limits.stop_ids
             if ends_thought:
                 end = self.target.markers.end
                 token, self.pending = end[0], list(end[1:])
@@ -199,6 +215,11 @@ class LiveRequest:
             if finish is not None or ends_thought:
                 break
         return max(0, self.length - before)
+
+    def accepted_since(self, before: int) -> int:
+        """Accepted drafts among the output tokens from index `before` on."""
+        start = self._prefix_length
+        return sum(self._drafted[before - start : max(before, self.length) - start])
 
     def _finish(self, token: int) -> Finish | None:
         return finish_window(

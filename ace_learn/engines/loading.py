@@ -6,12 +6,13 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
+from ace_learn.engines.draft_model import ModelDrafter
 from ace_learn.engines.hf import HeadSignaller, HFEngine
 from ace_learn.engines.sampling import Sampling
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.heads.export import load_head, load_own_policy
-from ace_learn.models.target import Target, TargetConfig, load_target
-from ace_learn.speculation.drafters import NgramDrafter
+from ace_learn.models.target import Target, TargetConfig, load_draft_model, load_target
+from ace_learn.speculation.drafters import Drafter, DrafterConfig, NgramDrafter
 
 
 def load_engine(
@@ -20,7 +21,7 @@ def load_engine(
     head: str | Path | None = None,
     sampling: Sampling | None = None,
     batch_size: int = 64,
-    draft_tokens: int = 0,
+    drafter: DrafterConfig | None = None,
 ) -> HFEngine:
     """Loads a target and, with a head folder, its learned exits.
 
@@ -29,14 +30,15 @@ def load_engine(
         head: Head folder with a policy; None: full thinking.
         sampling: How tokens are drawn.
         batch_size: Requests decoded together.
-        draft_tokens: Draft length of the n-gram drafter; 0: no speculation.
+        drafter: What drafts tokens; None: no speculation.
 
     Raises:
-        ValueError: The model cannot be loaded, the head belongs to another one, or the policy to another head.
+        ValueError: A model cannot be loaded, the head belongs to another one, the policy to another head, or the draft
+            model has another tokenizer.
     """
     target = load_target(TargetConfig(model=model))
     folder = None if head is None else Path(head)
-    return build_engine(target, head=folder, sampling=sampling, batch_size=batch_size, draft_tokens=draft_tokens)
+    return build_engine(target, head=folder, sampling=sampling, batch_size=batch_size, drafter=drafter)
 
 
 def build_engine(
@@ -45,31 +47,45 @@ def build_engine(
     head: Path | None,
     sampling: Sampling | None = None,
     batch_size: int = 64,
-    draft_tokens: int = 0,
+    drafter: DrafterConfig | None = None,
 ) -> HFEngine:
     """An engine on a loaded target; see `load_engine`.
 
     Raises:
-        ValueError: The head belongs to another target, or its folder holds no policy, or another head's.
+        ValueError: The head belongs to another target, or its folder holds no policy, or another head's; or the draft
+            model cannot be loaded or has another tokenizer.
     """
-    drafter = NgramDrafter() if draft_tokens else None
+    sampling = sampling or Sampling()
+    config = drafter or DrafterConfig()
+    drafting = _drafter(config, target, sampling)
+    draft_tokens = 0 if drafting is None else config.draft_tokens
     if head is None:
         return HFEngine(
-            target, sampling=sampling, drafter=drafter, num_draft_tokens=draft_tokens, batch_size=batch_size
+            target, sampling=sampling, drafter=drafting, num_draft_tokens=draft_tokens, batch_size=batch_size
         )
     loaded = load_head(head, expect=target.identity)
     policy = load_own_policy(loaded)
-    _warn_of_other_sampling(policy, sampling or Sampling())
+    _warn_of_other_sampling(policy, sampling)
     return HFEngine(
         target,
         sampling=sampling,
         policy=policy,
         signaller=HeadSignaller(loaded.head, loaded.spec, target.device),
         aux_layers=loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
-        drafter=drafter,
+        drafter=drafting,
         num_draft_tokens=draft_tokens,
         batch_size=batch_size,
     )
+
+
+def _drafter(config: DrafterConfig, target: Target, sampling: Sampling) -> Drafter | None:
+    if config.kind == "none":
+        return None
+    if config.kind == "ngram":
+        return NgramDrafter()
+    assert config.model is not None, "DrafterConfig sees to it"
+    model = load_draft_model(config.model, target)
+    return ModelDrafter(model, sampling=sampling, vocab_size=target.vocab_size)
 
 
 def _warn_of_other_sampling(policy: ExitPolicy, sampling: Sampling) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from ace_learn.contracts import JSON, Contract
 from ace_learn.speculation.window import FinishReason
+
+EosInThink = Literal["force_think_end", "stop"]
+"""What a stop token inside the thinking does: it becomes the think end, or it ends the request without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +30,13 @@ class Request:
     """Stop tokens among the first `min_tokens` tokens do not end the request."""
     stop: tuple[str, ...] = ()
     """Stop strings, looked for outside the thinking; the text before the earliest is kept."""
+    eos_in_think: EosInThink = "force_think_end"
+    """What a stop token inside the thinking does."""
 
     def __post_init__(self) -> None:
-        """Checks the answer cap; the other limits are checked with the model's context."""
+        """Checks the answer cap and the policy; the other limits are checked with the model's context."""
+        if self.eos_in_think not in get_args(EosInThink):
+            raise ValueError(f"unknown eos_in_think {self.eos_in_think!r}; known: {', '.join(get_args(EosInThink))}")
         if self.max_answer_tokens is not None and self.max_answer_tokens < 1:
             raise ValueError(f"max_answer_tokens must be >= 1, not {self.max_answer_tokens}")
 
@@ -54,7 +62,7 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     histogram: dict[int, int] = field(default_factory=dict)
-    """Accepted drafts of a step -> steps."""
+    """Accepted drafts of a step -> steps; what a commit of a later step removes is still in it."""
 
     def record(self, drafted: int, accepted: int) -> None:
         """Counts one verify step; `accepted` in total is settled when the request ends."""

@@ -15,6 +15,19 @@ from transformers.cache_utils import CacheLayerMixin
 _GROWTH = 64
 
 
+def grown_capacity(first: int, last: int) -> int:
+    """Positions that a cache holds in the end, whose first step reaches `first` and whose longest row `last`."""
+    capacity = _larger(_GROWTH, first)
+    while capacity < last:
+        capacity = _larger(capacity, capacity + 1)
+    return capacity
+
+
+def _larger(capacity: int, needed: int) -> int:
+    """By quarters, so that growing costs little in the end."""
+    return capacity if needed <= capacity else max(needed, capacity + max(_GROWTH, capacity // 4))
+
+
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, [slots, heads, length, head_dim]."""
 
@@ -41,11 +54,12 @@ class SlotLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         positions = self.cache.positions
-        rows = torch.arange(len(positions), device=positions.device)[:, None]
+        first, active, visible = self.cache.first_slot, len(positions), self.cache.visible
+        rows = first + torch.arange(active, device=positions.device)[:, None]
         self.keys[rows, :, positions] = key_states.transpose(1, 2)
         self.values[rows, :, positions] = value_states.transpose(1, 2)
-        active, visible = len(positions), self.cache.visible
-        return self.keys[:active, :, :visible], self.values[:active, :, :visible]
+        active_rows = slice(first, first + active)
+        return self.keys[active_rows, :, :visible], self.values[active_rows, :, :visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Visible length and offset."""
@@ -82,17 +96,22 @@ class SlotCache(Cache):
         self.num_slots = num_slots
         self.capacity = capacity
         self.visible = 0
+        self.first_slot = 0
         self.positions = torch.empty(0, 0, dtype=torch.long)
         self.slot_layers = [SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self.slot_layers))
 
-    def begin(self, positions: Int[Tensor, "B Q"], longest: int) -> Bool[Tensor, "B 1 Q L"]:
-        """Prepares a step that writes at `positions` (all below `longest`); returns its attention mask."""
+    def begin(self, positions: Int[Tensor, "B Q"], longest: int, first_slot: int = 0) -> Bool[Tensor, "B 1 Q L"]:
+        """Prepares a step that writes at `positions` (all below `longest`) of the slots from `first_slot` on.
+
+        Returns:
+            The step's attention mask.
+        """
         if longest > self.capacity:
-            self.capacity = max(longest, self.capacity + max(_GROWTH, self.capacity // 4))
+            self.capacity = _larger(self.capacity, longest)
             for layer in self.slot_layers:
                 layer.grow(self.capacity)
-        self.positions, self.visible = positions, longest
+        self.positions, self.visible, self.first_slot = positions, longest, first_slot
         slots = torch.arange(longest, device=positions.device)
         return slots <= positions[:, None, :, None]
 

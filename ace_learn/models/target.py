@@ -24,6 +24,9 @@ from ace_learn.thinking import BoundaryTables, ThinkMarkers
 
 _SAMPLES_PER_WEIGHT = 64
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Known values of `target.dtype`."""
+
 EMBEDDED = "ace_learn/reasoner"
 """Model name of the embedded reasoner."""
 
@@ -155,20 +158,22 @@ class Target:
         cache: SlotCache,
         *,
         longest: int,
+        first_slot: int = 0,
         aux_layers: Sequence[int] = (),
         last_only: bool = False,
     ) -> RowOutputs:
         """Runs the active rows of a batch one step further.
 
         Args:
-            tokens: Input tokens; row i belongs to slot i of the cache.
+            tokens: Input tokens; row i belongs to slot `first_slot` + i of the cache.
             positions: Sequence position of each token.
             cache: Written at `positions`.
             longest: One more than the largest position.
+            first_slot: Cache slot of the first row.
             aux_layers: Decoder layers whose inputs are returned.
             last_only: Compute the output layer for the last column alone (Q = 1 in `logits` and `last`).
         """
-        mask = cache.begin(positions, longest)
+        mask = cache.begin(positions, longest, first_slot)
         with self._tapped(aux_layers) as taps:
             output = self.model(
                 input_ids=tokens,
@@ -244,12 +249,10 @@ def load_target(config: TargetConfig) -> Target:
         ValueError: There is no such model, it has no think markers, or its architecture is not supported.
     """
     device = _device(config.device)
-    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise ValueError(f"unknown dtype {config.dtype!r}; known: auto, float32, bfloat16, float16")
-    source = str(weights_path()) if config.model == EMBEDDED else config.model
-    if Path(source).exists() and not (Path(source) / "config.json").is_file():
-        raise ValueError(f"{source} holds no config.json; name a folder saved by transformers, or a hub id")
-    try:
+    if config.dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {config.dtype!r}; known: {', '.join(DTYPES)}")
+    source = _source(config.model)
+    with _loading(config.model):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=config.revision)
         markers = ThinkMarkers.from_tokenizer(
             tokenizer, start=config.think.start, end=config.think.end, multi_token=config.think.multi_token
@@ -257,9 +260,58 @@ def load_target(config: TargetConfig) -> Target:
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=config.dtype, revision=config.revision, device_map={"": device}
         )
+    return Target(model, tokenizer, markers, name=config.model)
+
+
+def load_draft_model(name: str, target: Target) -> Target:
+    """Loads a draft model for a target, onto its device and in its dtype.
+
+    The output layers may be padded to different sizes, as long as the tokenizers agree.
+
+    Args:
+        name: Folder or hub id of a causal language model with the target's tokenizer.
+        target: The model that verifies.
+
+    Raises:
+        ValueError: There is no such model, its tokenizer is another one, or its architecture is not supported.
+    """
+    source = _source(name)
+    with _loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        _check_same_tokens(tokenizer, name, target)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=target.output_layer.weight.dtype, device_map={"": target.device}
+        )
+    return Target(model, tokenizer, target.markers, name=name)
+
+
+def _check_same_tokens(tokenizer: PreTrainedTokenizerBase, name: str, target: Target) -> None:
+    """Refuses a draft model whose token ids mean something else; the think markers are among them."""
+    theirs, ours = tokenizer.get_vocab(), target.tokenizer.get_vocab()
+    if theirs == ours:
+        return
+    differing = sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token))
+    shown = ", ".join(f"{token!r} is {theirs.get(token)} there and {ours.get(token)} here" for token in differing[:3])
+    raise ValueError(
+        f"the draft model {name!r} ({len(theirs)} tokens) and the target {target.identity.name!r} ({len(ours)} tokens) "
+        f"have different tokenizers: {len(differing)} tokens differ, such as {shown}; use a draft model of the "
+        "target's own family"
+    )
+
+
+def _source(name: str) -> str:
+    source = str(weights_path()) if name == EMBEDDED else name
+    if Path(source).exists() and not (Path(source) / "config.json").is_file():
+        raise ValueError(f"{source} holds no config.json; name a folder saved by transformers, or a hub id")
+    return source
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Says which model could not be loaded, whatever went wrong in its files."""
+    try:
+        yield
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"cannot load the model {config.model!r}: {error}. Name a complete folder, or a hub id that this machine "
-            "can reach."
+            f"cannot load the model {name!r}: {error}. Name a complete folder, or a hub id that this machine can reach."
         ) from error
-    return Target(model, tokenizer, markers, name=config.model)

@@ -1,19 +1,91 @@
-"""Drafters: what proposes the next tokens of a request."""
+"""Drafters: what proposes the next tokens of the requests of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+DrafterKind = Literal["none", "ngram", "draft_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """What drafts tokens for the target to verify."""
+
+    kind: DrafterKind = "none"
+    """`none` (no speculation), `ngram` (prompt lookup) or `draft_model` (a smaller model with the same tokenizer)."""
+    draft_tokens: int = 4
+    """Draft length, K."""
+    model: str | None = None
+    """draft_model: folder or hub id of the draft model."""
+
+    def __post_init__(self) -> None:
+        """Checks the values, and refuses what would be ignored."""
+        if self.kind not in ("none", "ngram", "draft_model"):
+            raise ValueError(f"unknown drafter {self.kind!r}; known: none, ngram, draft_model")
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens must be >= 1, not {self.draft_tokens}; no speculation is kind: none")
+        if self.kind == "draft_model" and self.model is None:
+            raise ValueError("the drafter draft_model needs `model`, a folder or hub id")
+        if self.kind != "draft_model" and self.model is not None:
+            raise ValueError(f"the drafter {self.kind} reads no `model`; set kind: draft_model or leave it out")
+        if self.kind == "none" and self.draft_tokens != 4:
+            raise ValueError("draft_tokens would be ignored without a drafter; set kind: ngram or draft_model")
+
+
+class Drafts(NamedTuple):
+    """Proposals for a batch, row i for its i-th request."""
+
+    tokens: Int[Tensor, "B K"]
+    num_drafted: Int[Tensor, " B"]
+    """Drafts of each request, 0..K; the columns behind them mean nothing."""
+    probabilities: Float[Tensor, "B K V"] | None
+    """The distribution p that each token was drawn from, over the target's vocabulary; None where drafting is
+    deterministic (p is one-hot on the draft)."""
+
+    @classmethod
+    def none(cls, batch: int, device: torch.device) -> Drafts:
+        """Nothing is proposed."""
+        count = torch.zeros(batch, dtype=torch.long, device=device)
+        return cls(count[:, None][:, :0], count, None)
+
+
+@runtime_checkable
+class DraftSession(Protocol):
+    """A drafter's state for the requests of one batch; requests live in slots, the running ones in the first."""
+
+    def draft(self, sequences: Sequence[Sequence[int]], room: Sequence[int]) -> Drafts:
+        """Proposes what may follow.
+
+        The proposal for a request depends on its own tokens and noise alone, never on what was accepted before.
+
+        Args:
+            sequences: Prompt and output so far of the requests in the first slots.
+            room: Most tokens wanted for each; 0 for none.
+        """
+        ...
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges two slots: a request has finished, and the running ones move together."""
+        ...
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A deterministic drafter on the host."""
+    """Proposes tokens for batches of requests."""
 
-    def propose(self, ids: Sequence[int], num_tokens: int) -> list[int]:
-        """Up to `num_tokens` tokens that may follow `ids`; fewer, or none, where it has no idea."""
+    def start(self, keys: Int[Tensor, " B"]) -> DraftSession:
+        """A session for a new batch.
+
+        Args:
+            keys: Key of the request in each slot; it names the request's noise.
+        """
         ...
 
 
@@ -21,6 +93,7 @@ class NgramDrafter:
     """Prompt lookup: continues the latest earlier occurrence of the longest matching suffix.
 
     The search is over the prompt and the output so far, longest n-gram first (Saxena 2023, "prompt lookup decoding").
+    It keeps no state between steps, so that it is its own session.
     """
 
     def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1, max_context: int = 4096) -> None:
@@ -39,6 +112,23 @@ class NgramDrafter:
                 f"need 1 <= min_ngram <= max_ngram < max_context, not {min_ngram}, {max_ngram}, {max_context}"
             )
         self.max_ngram, self.min_ngram, self.max_context = max_ngram, min_ngram, max_context
+        self._device = torch.device("cpu")
+
+    def start(self, keys: Int[Tensor, " B"]) -> NgramDrafter:
+        """Itself: there is nothing to keep, and no noise to name."""
+        self._device = keys.device
+        return self
+
+    def draft(self, sequences: Sequence[Sequence[int]], room: Sequence[int]) -> Drafts:
+        """Looks every request's suffix up; see `DraftSession`."""
+        found = [self.propose(ids, n) if n else [] for ids, n in zip(sequences, room, strict=True)]
+        width = max(map(len, found))
+        padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in found], dtype=torch.long)
+        counts = torch.tensor([len(tokens) for tokens in found])
+        return Drafts(padded.to(self._device), counts.to(self._device), None)
+
+    def swap(self, a: int, b: int) -> None:
+        """Nothing is kept by slot."""
 
     def propose(self, ids: Sequence[int], num_tokens: int) -> list[int]:
         """Continuation of the latest match of the longest suffix; empty without a match."""

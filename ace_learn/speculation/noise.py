@@ -26,6 +26,7 @@ class Stream(IntEnum):
 
     TOKEN = 0
     ACCEPT = 1
+    DRAFT = 2
 
 
 def _shift_right(x: Int[Tensor, "*n"], bits: int) -> Int[Tensor, "*n"]:
@@ -61,9 +62,13 @@ def uniform(
 
 
 def gumbel(
-    *, seed: int, request: Int[Tensor, " B"], position: Int[Tensor, "B R"], size: int
+    *,
+    seed: int,
+    request: Int[Tensor, " B"],
+    position: Int[Tensor, "B R"],
+    size: int,
+    stream: Stream = Stream.TOKEN,
 ) -> Float[Tensor, "B R size"]:
-    """Standard Gumbel draws: argmax(log p + gumbel) samples from p."""
-    return -torch.log(
-        -torch.log(uniform(seed=seed, request=request, position=position, stream=Stream.TOKEN, size=size))
-    )
+    """Standard Gumbel draws: argmax(log p + gumbel) samples from p; the arguments are those of `uniform`."""
+    drawn = uniform(seed=seed, request=request, position=position, stream=stream, size=size)
+    return drawn.log_().neg_().log_().neg_()

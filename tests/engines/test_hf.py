@@ -1,10 +1,13 @@
 """The reference engine against plain greedy decoding, against itself with speculation, and against its own branches."""
 
+from functools import cache
+
 import pytest
 import torch
 
 import ace_learn.exit.tracker as tracker_module
 from ace_learn.contracts import Contract
+from ace_learn.engines.draft_model import ModelDrafter
 from ace_learn.engines.hf import Branch, HFEngine
 from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
@@ -25,7 +28,7 @@ class RandomHead:
     def __init__(self, hidden_size):
         self.weight = torch.randn(hidden_size, 4, generator=torch.Generator().manual_seed(1))
 
-    def __call__(self, scalars, hidden):
+    def __call__(self, scalars, candidates, hidden):
         return torch.sigmoid(4 * hidden.last @ self.weight / hidden.last.norm(dim=-1, keepdim=True))
 
 
@@ -53,32 +56,41 @@ def reasoner_requests(target, count):
     ]
 
 
-def engine(target, *, exits=True, draft_tokens=0, batch_size=8, sampling=GREEDY):
+def engine(target, *, exits=True, draft=None, draft_tokens=0, batch_size=8, sampling=GREEDY):
+    """An engine that speculates with n-grams, or with the model `draft`."""
+    drafter = None if draft is None else ModelDrafter(draft, sampling=sampling, vocab_size=target.vocab_size)
     return HFEngine(
         target,
         sampling=sampling,
         policy=POLICY if exits else None,
         signaller=RandomHead(target.identity.hidden_size) if exits else None,
-        drafter=NgramDrafter() if draft_tokens else None,
+        drafter=(drafter or NgramDrafter()) if draft_tokens else None,
         num_draft_tokens=draft_tokens,
         batch_size=batch_size,
     )
 
 
-def parity_failures(target, *, draft_tokens, batch_size):
+@cache
+def undrafted(target, *, exits):
+    """Outputs without speculation, which all parity checks share."""
+    return engine(target, exits=exits, batch_size=24).generate(reasoner_requests(target, 24))
+
+
+def parity_failures(target, *, draft_tokens, batch_size, draft=None, count=24, accepts=True):
     """What speaks against speculation being invisible: an empty list is parity on a case that tests something."""
-    asked = reasoner_requests(target, 24)
-    plain = engine(target, batch_size=24).generate(asked)
-    speculated = engine(target, draft_tokens=draft_tokens, batch_size=batch_size).generate(asked)
-    without = engine(target, exits=False, batch_size=24).generate(asked)
+    asked = reasoner_requests(target, count)
+    plain, without = undrafted(target, exits=True)[:count], undrafted(target, exits=False)[:count]
+    speculated = engine(target, draft=draft, draft_tokens=draft_tokens, batch_size=batch_size).generate(asked)
     steps = sum(output.stats.verify_steps for output in speculated)
     checks = {
         "outputs differ": [o.token_ids for o in plain] == [o.token_ids for o in speculated],
         "exits differ": [o.exit and o.exit.output_index for o in plain]
         == [o.exit and o.exit.output_index for o in speculated],
-        "less than half exit": sum(o.exit is not None for o in speculated) >= 12,
-        "exits change nothing": sum(a.token_ids != b.token_ids for a, b in zip(plain, without, strict=True)) >= 12,
-        "nothing is accepted": sum(len(o.token_ids) for o in speculated) / steps > 1.05,
+        "less than half exit": sum(o.exit is not None for o in speculated) >= count / 2,
+        "exits change nothing": sum(a.token_ids != b.token_ids for a, b in zip(plain, without, strict=True))
+        >= count / 2,
+        "nothing is drafted": sum(o.stats.drafted for o in speculated) > 0,
+        "nothing is accepted": not accepts or sum(len(o.token_ids) for o in speculated) / steps > 1.05,
     }
     return [name for name, passed in checks.items() if not passed]
 
@@ -145,17 +157,24 @@ def repetitive_prompt(target):
     return tuple(tokens[best, :6].tolist())
 
 
-def test_sampled_speculation_keeps_the_law():
+@pytest.mark.parametrize("with_model", [False, True])
+def test_sampled_speculation_keeps_the_law(with_model):
     """Tokens that are accepted drafts, or drawn after a rejection, have the target's law (chi-square)."""
     from scipy.stats import chi2_contingency
 
     target = tiny_target("qwen2", spread=0.5)
+    draft = tiny_target("llama", spread=0.3) if with_model else None
     count, prompt = 3000, repetitive_prompt(target)
     asked = [Request(key=i, prompt_ids=prompt, max_new_tokens=4) for i in range(count)]
     laws, accepted = [], 0
     for draft_tokens in (0, 2):
         outputs = engine(
-            target, exits=False, draft_tokens=draft_tokens, batch_size=1000, sampling=Sampling(seed=draft_tokens)
+            target,
+            exits=False,
+            draft=draft,
+            draft_tokens=draft_tokens,
+            batch_size=1000,
+            sampling=Sampling(seed=draft_tokens),
         ).generate(asked)
         accepted += sum(o.stats.accepted for o in outputs)
         pairs = torch.tensor([[*o.token_ids, 0, 0, 0][1] * len(WORDS) + [*o.token_ids, 0, 0, 0][2] for o in outputs])
@@ -190,6 +209,29 @@ def test_stop_token_in_the_thinking_becomes_the_think_end():
     assert len(ended) > 40
     assert all(stop not in o.token_ids[: o.think_end] for o in ended)
     assert all(o.token_ids[o.think_end] == end for o in ended)
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 4])
+def test_stop_token_in_the_thinking_may_end_the_request(draft_tokens):
+    target = tiny_target("llama")
+    asked = requests(48, max_new_tokens=300, eos_in_think="stop")
+    outputs = engine(target, exits=False, draft_tokens=draft_tokens, sampling=Sampling(seed=2)).generate(asked)
+    cut = [o for o in outputs if o.think_end is None and o.finish_reason == "stop"]
+    assert len(cut) > 10
+    assert all(o.token_ids[-1] == WORDS.index("<eos>") and o.answer is None for o in cut)
+    assert any(o.think_end is not None for o in outputs)
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 4])
+def test_the_models_context_ends_the_request(draft_tokens):
+    target = tiny_target("llama", spread=0.5)
+    fill = prompts(1)[0][:2]
+    asked = [Request(key=i, prompt_ids=(*fill * 250, *ids[:8]), min_tokens=90) for i, ids in enumerate(prompts(6))]
+    draft = target if draft_tokens else None
+    outputs = engine(target, exits=False, draft=draft, draft_tokens=draft_tokens, batch_size=4).generate(asked)
+    assert {o.finish_reason for o in outputs} == {"context"}
+    assert [len(r.prompt_ids) + len(o.token_ids) for r, o in zip(asked, outputs, strict=True)] == [512] * 6
+    assert draft_tokens == 0 or sum(o.stats.accepted for o in outputs) > 0
 
 
 def test_stop_string_cuts_the_text_and_keeps_the_token_that_completes_it():
@@ -269,8 +311,8 @@ def test_bad_requests_and_engines_are_refused():
     target = tiny_target()
     with pytest.raises(ValueError, match="empty prompt"):
         engine(target).generate([Request(key=0, prompt_ids=())])
-    with pytest.raises(ValueError, match="shorten the prompt"):
-        engine(target).generate([Request(key=0, prompt_ids=(1,) * 600)])
+    with pytest.raises(ValueError, match=r"request 0 has a prompt of 512 tokens.* context of 512; shorten the prompt"):
+        engine(target).generate([Request(key=0, prompt_ids=(1,) * 512)])
     with pytest.raises(ValueError, match="num_draft_tokens"):
         HFEngine(target, drafter=NgramDrafter())
     with pytest.raises(ValueError, match="batch_size"):

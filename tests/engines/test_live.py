@@ -65,7 +65,7 @@ def outcome(target, request, tokens, cuts):
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(PIECES, min_size=4, max_size=30),
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
@@ -75,8 +75,9 @@ def outcome(target, request, tokens, cuts):
     st.integers(0, 5),
     st.sampled_from([None, 3, 6]),
     st.sampled_from([(), (".",), ("a.",)]),
+    st.sampled_from(["force_think_end", "stop"]),
 )
-def test_windows_do_not_matter(tokens, cuts, spec, markers, opened, minimum, cap, stop):
+def test_windows_do_not_matter(tokens, cuts, spec, markers, opened, minimum, cap, stop, eos_in_think):
     request = Request(
         key=0,
         prompt_ids=(9, 9, *markers.start) if opened else (9,),
@@ -85,6 +86,7 @@ def test_windows_do_not_matter(tokens, cuts, spec, markers, opened, minimum, cap
         max_answer_tokens=cap,
         min_tokens=minimum,
         stop=stop,
+        eos_in_think=eos_in_think,
     )
     target = TARGETS[markers]
     assert outcome(target, request, tokens, cuts) == outcome(target, request, tokens, [1])
@@ -140,6 +142,17 @@ def test_a_character_of_a_marker_is_not_the_marker():
     assert (reason, text, start, end) == ("stop", "a", 0, 3)
 
 
+@pytest.mark.parametrize("cuts", [(1,), (3,), (50,)])
+def test_a_stop_token_in_the_thinking_ends_the_request_where_it_says_so(cuts):
+    tokens = ids("c", "<eos>", "</think>", " sum", " is", " ", "a", "<eos>", "b")
+    asked = {"spec": LETTER, "cuts": cuts, "eos_in_think": "stop"}
+    token_ids, answer, reason, text, start, end = run(tokens, **asked)
+    assert token_ids == tuple(tokens[:2])
+    assert (answer, reason, text, start, end) == (None, "stop", "", 0, None)
+    assert run(tokens, min_tokens=2, **asked)[:3] == (tuple(tokens[:-2]), "a", "contract")  # hidden from the first two
+    assert run(tokens, spec=LETTER, cuts=cuts)[0][:3] == (*ids("c"), CLOSE, CLOSE)  # by default it is the think end
+
+
 @pytest.mark.parametrize("cap", [2, 4])
 def test_answer_cap(cap):
     token_ids, _, reason, *_ = run(ids("c", "</think>", "a", "a", "a", "a", "a"), max_answer_tokens=cap)
@@ -156,3 +169,11 @@ def test_accepted_drafts_that_a_late_commit_removes_are_not_counted():
     assert output.answer == "a"
     assert len(output.token_ids) == 5
     assert output.stats.accepted == 4
+
+
+def test_a_step_counts_the_drafts_that_it_kept():
+    live = LiveRequest(Request(key=0, prompt_ids=(9, OPEN)), TARGETS[SINGLE])
+    live.push(ids("a", "b", "c"), [0.0] * 3, num_accepted=2)
+    assert live.accepted_since(0) == 2
+    live.push(ids("a", "<eos>", "c", "d"), [0.0] * 4, num_accepted=3)  # the stop token becomes the think end
+    assert live.accepted_since(3) == 1

@@ -7,9 +7,11 @@ import pytest
 
 from ace_learn.engines import load_engine
 from ace_learn.engines.loading import build_engine
+from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
+from ace_learn.speculation.drafters import DrafterConfig
 from tests.helpers.records import write_head
-from tests.helpers.targets import save_tiny, tiny_target
+from tests.helpers.targets import save_tiny, tiny_model, tiny_target, tiny_tokenizer
 
 CERTIFIED = {"sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}}
 
@@ -57,7 +59,43 @@ def test_a_policy_of_another_head_is_refused_naming_both(target, tmp_path):
 
 def test_by_name(tmp_path):
     save_tiny(tmp_path / "model", "qwen3")
-    assert load_engine(str(tmp_path / "model"), draft_tokens=2).policy.predicate == "never"
+    engine = load_engine(str(tmp_path / "model"), drafter=DrafterConfig(kind="ngram", draft_tokens=2))
+    assert engine.policy.predicate == "never"
+    assert engine.num_draft_tokens == 2
     write_head(tmp_path / "head", tiny_target(seed=3).identity)
     with pytest.raises(ValueError, match="was trained for the target"):
         load_engine(str(tmp_path / "model"), head=tmp_path / "head")
+
+
+def test_a_draft_model_of_another_size_and_padding(target, tmp_path):
+    tiny_model("llama", layers=1, vocab_size=70).save_pretrained(tmp_path / "draft")
+    tiny_tokenizer().save_pretrained(tmp_path / "draft")
+    config = DrafterConfig(kind="draft_model", draft_tokens=3, model=str(tmp_path / "draft"))
+    engine = build_engine(target, head=None, drafter=config, sampling=Sampling(seed=1))
+    output = engine.generate([Request(key=0, prompt_ids=(5, 6, 3), max_new_tokens=20)])[0]
+    assert output.stats.drafted > 10
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused_naming_both(target, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "draft")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<reason>"])
+    tokenizer.save_pretrained(tmp_path / "draft")
+    config = DrafterConfig(kind="draft_model", model=str(tmp_path / "draft"))
+    both = rf"{tmp_path / 'draft'}' \(58 tokens\) and the target '{target.identity.name}' \(57 tokens\)"
+    with pytest.raises(ValueError, match=rf"{both} have different tokenizers: 1 tokens differ, such as '<reason>'"):
+        build_engine(target, head=None, drafter=config)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "ngram", "draft_tokens": 0}, "draft_tokens must be >= 1, not 0"),
+        ({"kind": "draft_model"}, "needs `model`"),
+        ({"kind": "ngram", "model": "x"}, "ngram reads no `model`"),
+        ({"draft_tokens": 2}, "would be ignored without a drafter"),
+    ],
+)
+def test_drafters_that_cannot_be(values, message):
+    with pytest.raises(ValueError, match=message):
+        DrafterConfig(**values)

@@ -1,6 +1,7 @@
 """Prompt lookup."""
 
 import pytest
+import torch
 
 from ace_learn.speculation.drafters import NgramDrafter
 
@@ -26,3 +27,13 @@ def test_only_the_newest_tokens_are_searched():
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="min_ngram"):
         NgramDrafter(min_ngram=3, max_ngram=2)
+
+
+def test_a_batch_is_drafted_row_by_row():
+    session = NgramDrafter().start(torch.tensor([3, 1, 2]))
+    drafts = session.draft([[5, 6, 5], [1, 2], [1, 2, 3, 1]], [4, 4, 1])
+    assert drafts.num_drafted.tolist() == [2, 0, 1]
+    assert drafts.tokens[0].tolist() == [6, 5]
+    assert drafts.tokens[2, 0] == 2
+    assert drafts.probabilities is None
+    assert session.draft([[5, 6, 5]], [0]).num_drafted.tolist() == [0]

@@ -1,5 +1,8 @@
 """Counter-based noise: independent of batching, uniform, and different where any part of its key differs."""
 
+import math
+
+import pytest
 import torch
 from scipy.stats import kstest
 
@@ -23,6 +26,7 @@ def test_every_part_of_the_key_matters():
         draws([5], [[11]]),
         draws([5], [[10]], seed=4),
         draws([5], [[10]], stream=Stream.ACCEPT),
+        draws([5], [[10]], stream=Stream.DRAFT),
     ]
     assert all(not torch.isclose(base, other).any() for other in others)
 
@@ -45,3 +49,15 @@ def test_neighbouring_positions_are_uncorrelated():
     along_requests = torch.corrcoef(torch.stack((values[:-1].flatten(), values[1:].flatten())))[0, 1]
     assert abs(along_positions) < 0.03
     assert abs(along_requests) < 0.03
+
+
+def test_stored_results_depend_on_these_draws():
+    """The draws of a stream never change: traces that were stored are replayed with them."""
+    position = torch.tensor([[17]])
+    values = [
+        float(uniform(seed=7, request=torch.tensor([3]), position=position, stream=stream, size=1))
+        for stream in (Stream.TOKEN, Stream.ACCEPT)
+    ]
+    assert values == [0.8070108415257111, 0.7352087355740768]
+    noise = float(gumbel(seed=7, request=torch.tensor([3]), position=position, size=1))
+    assert noise == pytest.approx(-math.log(-math.log(values[0])), rel=1e-15)
