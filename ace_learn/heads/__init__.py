@@ -8,6 +8,7 @@ from ace_learn.heads.config import OptimizerConfig, TrainConfig, TrainerConfig
 from ace_learn.heads.export import HeadCard, LoadedHead, load_head, load_own_policy, save_head
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.heads.losses import LossWeights
+from ace_learn.heads.weighting import WeightingConfig
 
 __all__ = [
     "HeadCard",
@@ -18,6 +19,7 @@ __all__ = [
     "SignalHead",
     "TrainConfig",
     "TrainerConfig",
+    "WeightingConfig",
     "load_head",
     "load_own_policy",
     "save_head",

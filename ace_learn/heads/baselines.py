@@ -9,9 +9,9 @@ from numpy import ndarray
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor
 
-from ace_learn.exit import SIGNALS
 from ace_learn.heads.data import FeatureTable, Statistics
-from ace_learn.heads.metrics import HeadMetrics, head_metrics
+from ace_learn.heads.metrics import POSITIVE, HeadMetrics, head_metrics
+from ace_learn.signals import BY_NAME, LEARNED
 
 #: Training rows that the baselines are fit on at most, drawn at random; more change little and cost much.
 MAX_ROWS = 20_000
@@ -36,7 +36,7 @@ def linear_baseline(train: FeatureTable, validation: FeatureTable, statistics: S
     std = torch.where(statistics.std > 0, statistics.std, 1.0)
     inputs = ((batch.features - statistics.mean) / std).float().numpy()
     targets = batch.targets.numpy()
-    models = [_fit(name, inputs, targets[:, index]) for index, name in enumerate(SIGNALS)]
+    models = [_fit(name, inputs, targets[:, index]) for index, name in enumerate(LEARNED)]
     signals = [
         _predict(models, ((chunk.features - statistics.mean) / std).float().numpy()) for chunk in validation.chunks()
     ]
@@ -58,22 +58,23 @@ def _fit(
 ) -> Ridge | LogisticRegression | _Constant:
     defined = ~np.isnan(target)
     rows, known = inputs[defined], target[defined]
-    if known.size == 0 or np.ptp(known) == 0:
-        value = float(known[0]) if known.size else 0.0
-        return _Constant(np.log1p(value) if name == "remaining" else value)
+    classes = known >= POSITIVE if name == "consistency" else known
+    if known.size == 0 or classes.min() == classes.max():
+        value = float(known.mean()) if known.size else 0.0
+        return _Constant(np.log1p(value) if BY_NAME[name].score_transform == "log1p" else value)
     if name == "consistency":
-        return LogisticRegression(C=LOGISTIC_C, max_iter=2000).fit(rows, known > 0.5)
-    return Ridge(alpha=RIDGE_ALPHA).fit(rows, np.log1p(known) if name == "remaining" else known)
+        return LogisticRegression(C=LOGISTIC_C, max_iter=2000).fit(rows, classes)
+    return Ridge(alpha=RIDGE_ALPHA).fit(rows, np.log1p(known) if BY_NAME[name].score_transform == "log1p" else known)
 
 
 def _predict(
     models: list[Ridge | LogisticRegression | _Constant], inputs: Float[ndarray, "n F"]
 ) -> Float[Tensor, "n S"]:
     columns = []
-    for name, model in zip(SIGNALS, models, strict=True):
+    for name, model in zip(LEARNED, models, strict=True):
         if isinstance(model, LogisticRegression):
             values = model.predict_proba(inputs)[:, 1]
-        elif name == "remaining":
+        elif BY_NAME[name].score_transform == "log1p":
             values = np.expm1(np.clip(model.predict(inputs), 0, 20))
         else:
             values = np.clip(model.predict(inputs), 0, 1)

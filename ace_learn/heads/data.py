@@ -11,7 +11,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from ace_learn.features import FeatureStore, Source
-from ace_learn.heads.config import RowChoice
+from ace_learn.heads.config import RowChoice, Span
+from ace_learn.heads.head import REMAINING
 
 #: Rows that are read at once where every row is visited.
 CHUNK = 8192
@@ -22,7 +23,7 @@ class Batch(NamedTuple):
 
     Attributes:
         features: Feature rows.
-        targets: Targets in natural units, columns `SIGNALS`, nan where undefined.
+        targets: Targets in natural units, columns `LEARNED`, nan where undefined.
     """
 
     features: Float32[Tensor, "n F"]
@@ -84,14 +85,46 @@ class FeatureTable:
             yield self.batch(index)
 
 
-class BatchLoader:
-    """What Lightning iterates over: whole batches of a table in a given order."""
+class Share(NamedTuple):
+    """Which part of every batch a process takes.
 
-    def __init__(self, table: FeatureTable, order: Int64[Tensor, " n"], *, batch_size: int) -> None:
-        """Batches a table; the last batch may be smaller."""
+    Attributes:
+        rank: The number of the process.
+        size: How many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, index: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+        """This process' part; the parts of all processes make up the whole, and differ by one row at most."""
+        return index.tensor_split(self.size)[self.rank]
+
+
+WHOLE = Share()
+
+
+class BatchLoader:
+    """What Lightning iterates over: whole batches of a table in a given order.
+
+    Every process makes the same number of steps; in a last batch of few rows, its part may be empty.
+    """
+
+    def __init__(
+        self, table: FeatureTable, order: Int64[Tensor, " n"], *, batch_size: int, share: Share = WHOLE
+    ) -> None:
+        """Batches a table; the last batch may be smaller.
+
+        Args:
+            table: The rows.
+            order: In which they come.
+            batch_size: Rows of a batch, over all processes.
+            share: This process' part of every batch.
+        """
         self._table = table
         self._order = order
         self._batch_size = batch_size
+        self._share = share
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -100,7 +133,7 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         """One pass."""
         for index in self._order.split(self._batch_size):
-            yield self._table.batch(index)
+            yield self._table.batch(self._share.of(index))
 
 
 class FeatureData(LightningDataModule):
@@ -115,6 +148,7 @@ class FeatureData(LightningDataModule):
         batch_size: int,
         seed: int,
         memory_limit: int,
+        span: Span = "whole",
     ) -> None:
         """Chooses the rows; nothing is read before they are used.
 
@@ -122,9 +156,10 @@ class FeatureData(LightningDataModule):
             store: The data set.
             sources: Which features.
             rows: Every row, or those that close a paragraph.
-            batch_size: Rows of a training step.
+            batch_size: Rows of a training step, over all processes.
             seed: Of the order of rows.
             memory_limit: Bytes up to which a split's features are held in memory.
+            span: The train rows of whole traces, or of their minimal prefixes; the validation rows are of whole ones.
 
         Raises:
             ValueError: A split has no such rows.
@@ -132,22 +167,31 @@ class FeatureData(LightningDataModule):
         super().__init__()
         self._batch_size = batch_size
         self._seed = seed
+        train, validation = (_split_rows(store, split, rows) for split in ("train", "validation"))
+        if span == "minimal_prefix":
+            train = _minimal_prefix(store, train)
         self.train_table, self.validation_table = (
-            _table(store, split, sources, rows, memory_limit) for split in ("train", "validation")
+            FeatureTable(store, numbers, sources=sources, memory_limit=memory_limit) for numbers in (train, validation)
         )
 
     def train_dataloader(self) -> BatchLoader:
         """Shuffled batches of the train split; Lightning asks for them at every epoch.
 
-        The order is a function of seed and epoch alone, so that a resumed run goes on as it would have.
+        The order is a function of seed and epoch alone, so that a resumed run goes on as it would have. Of several
+        processes, each gives its own part of every batch: no row is left out, and none comes twice.
         """
         epoch = self.trainer.current_epoch if self.trainer is not None else 0
         order = epoch_order(len(self.train_table), seed=self._seed, epoch=epoch)
-        return BatchLoader(self.train_table, order, batch_size=self._batch_size)
+        return BatchLoader(self.train_table, order, batch_size=self._batch_size, share=self._share)
 
     def val_dataloader(self) -> BatchLoader:
-        """Large batches of the validation split, in order."""
-        return BatchLoader(self.validation_table, torch.arange(len(self.validation_table)), batch_size=CHUNK)
+        """Large batches of the validation split, in order, or this process' part of them."""
+        order = torch.arange(len(self.validation_table))
+        return BatchLoader(self.validation_table, order, batch_size=CHUNK, share=self._share)
+
+    @property
+    def _share(self) -> Share:
+        return WHOLE if self.trainer is None else Share(self.trainer.global_rank, self.trainer.world_size)
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> Int64[Tensor, " n"]:
@@ -179,12 +223,29 @@ def feature_statistics(batches: Iterable[Batch]) -> Statistics:
     return Statistics(mean, (squares / count).sqrt())
 
 
-def _table(
-    store: FeatureStore, split: str, sources: Sequence[Source], rows: RowChoice, memory_limit: int
-) -> FeatureTable:
+def _split_rows(store: FeatureStore, split: str, rows: RowChoice) -> Int64[Tensor, " n"]:
     numbers = store.rows(split, boundaries_only=rows == "boundaries")
     if numbers.numel() == 0:
         raise ValueError(
             f"the {split} split of {store.folder} has no rows ({rows}); build the data set with more {split} problems"
         )
-    return FeatureTable(store, numbers, sources=sources, memory_limit=memory_limit)
+    return numbers
+
+
+def _minimal_prefix(store: FeatureStore, rows: Int64[Tensor, " n"]) -> Int64[Tensor, " m"]:
+    """Those of the train rows that stand at or before the minimal boundary of their trace.
+
+    `remaining` is positive before it, and 0 from it on: it is the first token of its trace with 0. Rows whose
+    `remaining` is undefined are left out.
+    """
+    every = store.rows("train")
+    done = every[store.targets(every)[:, REMAINING] == 0]
+    end = torch.full((int(store.trace(every).max()) + 1,), torch.iinfo(torch.int64).max)
+    end = end.scatter_reduce(0, store.trace(done), store.position(done), "amin")
+    remaining = store.targets(rows)[:, REMAINING]
+    kept = rows[(remaining > 0) | ((remaining == 0) & (store.position(rows) == end[store.trace(rows)]))]
+    if kept.numel() == 0:
+        raise ValueError(
+            f"no train row of {store.folder} stands in a minimal prefix (`remaining` is undefined); choose span: whole"
+        )
+    return kept

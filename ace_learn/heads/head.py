@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ace_learn.artifacts import JSON, JsonFields
-from ace_learn.exit import SIGNALS
+from ace_learn.signals import LEARNED
 
 Architecture: TypeAlias = Literal["linear", "mlp", "ensemble"]
 
-REMAINING = SIGNALS.index("remaining")
+REMAINING = LEARNED.index("remaining")
 
 #: Bound on log1p(remaining tokens), about 5e8 tokens, so that no row can give infinity.
 MAX_LOG_REMAINING = 20.0
@@ -54,7 +54,7 @@ class HeadConfig:
 
     def num_values(self, feature_size: int) -> int:
         """How many numbers a head of this kind is made of, its normalisation included."""
-        outputs = len(SIGNALS)
+        outputs = len(LEARNED)
         if self.arch == "linear":
             return 2 * feature_size + (feature_size + 1) * outputs
         members = self.members if self.arch == "ensemble" else 1
@@ -115,7 +115,7 @@ class SignalHead(nn.Module):
         self.register_buffer("mean", torch.zeros(feature_size))
         self.register_buffer("std", torch.ones(feature_size))
         members = config.members if config.arch == "ensemble" else 1
-        sizes = [feature_size, len(SIGNALS)] if config.arch == "linear" else [feature_size, config.width, len(SIGNALS)]
+        sizes = [feature_size, len(LEARNED)] if config.arch == "linear" else [feature_size, config.width, len(LEARNED)]
         self.layers = nn.ModuleList(_MemberLinear(members, inputs, outputs) for inputs, outputs in pairwise(sizes))
         self.dropout = nn.Dropout(config.dropout)
 
@@ -129,6 +129,10 @@ class SignalHead(nn.Module):
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
 
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """What all signals share: every layer but the last, the member as the first axis; none in a linear head."""
+        return [parameter for layer in list(self.layers)[:-1] for parameter in layer.parameters()]
+
     def members_raw(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "M *rows S"]:
         """Each member's outputs in training space: logit, logit, log1p tokens, logit."""
         rows = features.shape[:-1]
@@ -140,7 +144,7 @@ class SignalHead(nn.Module):
         return hidden.unflatten(1, rows) if rows else hidden.squeeze(1)
 
     def raw(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows S"]:
-        """Outputs in training space, averaged over the members, columns `SIGNALS`."""
+        """Outputs in training space, averaged over the members, columns `LEARNED`."""
         return self.members_raw(features).mean(0)
 
     def forward(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows S"]:
@@ -150,7 +154,7 @@ class SignalHead(nn.Module):
             features: Feature rows in any float dtype, columns as the spec orders them.
 
         Returns:
-            Columns `SIGNALS`: confidence (probability), progress (0 to 1), remaining (tokens, >= 0), consistency
+            Columns `LEARNED`: confidence (probability), progress (0 to 1), remaining (tokens, >= 0), consistency
             (probability).
         """
         return natural(self.raw(features))

@@ -12,7 +12,10 @@ from sklearn.metrics import r2_score, roc_auc_score
 from torch import Tensor
 
 from ace_learn.artifacts import JSON, JsonFields
-from ace_learn.exit import SIGNALS
+from ace_learn.signals import LEARNED
+
+#: From which share of matching samples on a row counts as one that matches.
+POSITIVE = 0.5
 
 
 class RegressionMetrics(NamedTuple):
@@ -34,8 +37,9 @@ class ClassificationMetrics(NamedTuple):
 
     Attributes:
         auc: Area under the ROC curve; None where all rows are of one class.
-        ece: Expected calibration error over 10 bins of equal width; None where there is no row.
-        base_rate: Share of positive rows; None where there is no row.
+        ece: Expected calibration error over 10 bins of equal width; None where there is no row. Where the loss of
+            consistency is balanced, the probability is that of a balanced population, and this shows the difference.
+        base_rate: The mean target; None where there is no row.
         rows: Rows with the target.
     """
 
@@ -93,12 +97,12 @@ def head_metrics(signals: Float[Tensor, "n S"], targets: Float[Tensor, "n S"]) -
     """Metrics of predicted signals.
 
     Args:
-        signals: Predictions in natural units, columns `SIGNALS`.
+        signals: Predictions in natural units, columns `LEARNED`.
         targets: Targets in natural units, nan where undefined.
     """
     predicted, known = signals.double().numpy(), targets.double().numpy()
     columns = {}
-    for index, name in enumerate(SIGNALS):
+    for index, name in enumerate(LEARNED):
         defined = ~np.isnan(known[:, index])
         columns[name] = (known[defined, index], predicted[defined, index])
     target, prediction = columns["remaining"]
@@ -107,7 +111,7 @@ def head_metrics(signals: Float[Tensor, "n S"], targets: Float[Tensor, "n S"]) -
         progress=regression(*columns["progress"]),
         remaining=regression(target, prediction),
         remaining_log=regression(np.log1p(target), np.log1p(prediction)),
-        consistency=classification(columns["consistency"][0] > 0.5, columns["consistency"][1]),
+        consistency=classification(*columns["consistency"]),
     )
 
 
@@ -119,24 +123,32 @@ def regression(target: Float[ndarray, " n"], predicted: Float[ndarray, " n"]) ->
     return RegressionMetrics(float(r2_score(target, predicted)), rank, target.size)
 
 
-def classification(target: Bool[ndarray, " n"], probability: Float[ndarray, " n"]) -> ClassificationMetrics:
-    """Area under the ROC curve and expected calibration error."""
+def classification(
+    target: Float[ndarray, " n"] | Bool[ndarray, " n"], probability: Float[ndarray, " n"]
+) -> ClassificationMetrics:
+    """Area under the ROC curve and expected calibration error.
+
+    Args:
+        target: Whether, or how often (0 to 1), it came true; for the ROC curve, a row is positive from `POSITIVE` on.
+        probability: Of it coming true.
+    """
     if target.size == 0:
         return ClassificationMetrics(None, None, None, 0)
-    one_class = bool(target.all() or not target.any())
-    auc = None if one_class else float(roc_auc_score(target, probability))
+    positive = target >= POSITIVE
+    one_class = bool(positive.all() or not positive.any())
+    auc = None if one_class else float(roc_auc_score(positive, probability))
     return ClassificationMetrics(
         auc, expected_calibration_error(target, probability), float(target.mean()), target.size
     )
 
 
 def expected_calibration_error(
-    target: Bool[ndarray, " n"], probability: Float[ndarray, " n"], *, bins: int = 10
+    target: Float[ndarray, " n"] | Bool[ndarray, " n"], probability: Float[ndarray, " n"], *, bins: int = 10
 ) -> float:
     """The mean gap between probability and frequency over bins of equal width, weighted by their rows.
 
     Args:
-        target: Whether it came true.
+        target: Whether, or how often, it came true.
         probability: Of it coming true.
         bins: How many.
     """

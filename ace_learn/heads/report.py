@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ace_learn.artifacts import JSON, JsonFields
+from ace_learn.heads.history import EpochLosses, epoch_from_json, epoch_to_json
 from ace_learn.heads.metrics import HeadMetrics
-from ace_learn.heads.module import EpochLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class TrainReport:
     Attributes:
         head: Validation metrics of the head.
         baseline: Validation metrics of ridge and logistic regression on the same features.
-        history: The objective after each epoch.
+        history: Losses and weights of each epoch.
         best_epoch: The epoch whose weights were kept, counted from 0.
         rows: Training and validation rows.
     """
@@ -37,7 +38,7 @@ class TrainReport:
         return {
             "head": self.head.to_json(),
             "baseline": self.baseline.to_json(),
-            "history": [{"train": entry["train"], "validation": entry["validation"]} for entry in self.history],
+            "history": [epoch_to_json(epoch) for epoch in self.history],
             "best_epoch": self.best_epoch,
             "rows": {"train": self.rows[0], "validation": self.rows[1]},
         }
@@ -49,13 +50,12 @@ class TrainReport:
         Raises:
             ValueError: A field is missing or wrong.
         """
-        entries = [JsonFields.of(entry, where=f"{fields.where}: history") for entry in fields.items("history")]
         rows = fields.fields("rows")
         return cls(
             head=HeadMetrics.from_json(fields.get("head"), where=f"{fields.where}: head"),
             baseline=HeadMetrics.from_json(fields.get("baseline"), where=f"{fields.where}: baseline"),
             history=tuple(
-                EpochLosses(train=entry.number("train"), validation=entry.number("validation")) for entry in entries
+                epoch_from_json(epoch, where=f"{fields.where}: history") for epoch in fields.items("history")
             ),
             best_epoch=fields.integer("best_epoch"),
             rows=(rows.integer("train"), rows.integer("validation")),
@@ -77,24 +77,49 @@ class TrainReport:
 
 
 def draw_history(path: Path, history: Sequence[EpochLosses], *, best_epoch: int) -> None:
-    """Draws the training curve as PNG.
+    """Draws the training curves as PNG: the objective, each signal's loss, and the weights where they moved.
 
     Args:
         path: The file.
-        history: The objective after each epoch.
+        history: Losses and weights of each epoch, at least one.
         best_epoch: The epoch whose weights were kept, counted from 0.
 
     Raises:
         OSError: The file cannot be written.
     """
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    epochs = range(1, len(history) + 1)
-    axes.plot(epochs, [entry["train"] for entry in history], marker=".", label="train, mean over the epoch's steps")
-    axes.plot(epochs, [entry["validation"] for entry in history], marker=".", label="validation, after the epoch")
-    axes.axvline(best_epoch + 1, color="grey", linestyle=":", label="weights kept")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("weighted loss")
-    axes.legend()
+    panels = [_draw_objective, _draw_losses, *([_draw_weights] if history[0]["gradient_norms"] else [])]
+    figure = Figure(figsize=(5.5 * len(panels), 4), layout="constrained")
+    for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        draw(axes, history)
+        axes.axvline(best_epoch + 1, color="grey", linestyle=":", label="epoch kept")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("epoch")
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def _draw_objective(axes: Axes, history: Sequence[EpochLosses]) -> None:
+    epochs = range(1, len(history) + 1)
+    moving = " (moving weights)" if history[0]["gradient_norms"] else ""
+    axes.plot(epochs, [epoch["train"] for epoch in history], marker=".", label=f"train, mean over steps{moving}")
+    axes.plot(epochs, [epoch["validation"] for epoch in history], marker=".", label="validation (fixed weights)")
+    axes.set_ylabel("weighted loss")
+
+
+def _draw_losses(axes: Axes, history: Sequence[EpochLosses]) -> None:
+    """Solid: training; dashed: validation. Losses differ by orders of magnitude, hence the logarithmic axis."""
+    epochs = range(1, len(history) + 1)
+    for signal in history[0]["train_losses"]:
+        (line,) = axes.plot(epochs, [epoch["train_losses"][signal] for epoch in history], label=signal)
+        validation = [epoch["validation_losses"][signal] for epoch in history]
+        axes.plot(epochs, validation, color=line.get_color(), linestyle="--")
+    axes.set_yscale("log")
+    axes.set_ylabel("loss of the signal (dashed: validation)")
+
+
+def _draw_weights(axes: Axes, history: Sequence[EpochLosses]) -> None:
+    epochs = range(1, len(history) + 1)
+    for signal in history[0]["weights"]:
+        axes.plot(epochs, [epoch["weights"][signal] for epoch in history], marker=".", label=signal)
+    axes.set_yscale("log")
+    axes.set_ylabel("weight in training, mean over steps")

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +36,10 @@ from ace_learn.heads.config import TrainConfig, TrainerConfig
 from ace_learn.heads.data import FeatureData, FeatureTable, Statistics, feature_statistics
 from ace_learn.heads.export import CONFIG_NAME, HeadCard, save_head
 from ace_learn.heads.head import SignalHead
+from ace_learn.heads.history import EpochLosses, epoch_from_json
+from ace_learn.heads.losses import class_weights
 from ace_learn.heads.metrics import HeadMetrics, head_metrics
-from ace_learn.heads.module import VALIDATION_LOSS, EpochLosses, HeadModule
+from ace_learn.heads.module import VALIDATION_LOSS, HeadModule
 from ace_learn.heads.report import TrainReport, draw_history
 from ace_learn.models.identity import TargetIdentity
 
@@ -50,7 +52,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         head: The head with the weights of the best epoch, in evaluation mode, on the CPU.
-        history: The objective after each epoch.
+        history: Losses and weights of each epoch.
         best_epoch: Counted from 0.
     """
 
@@ -75,11 +77,11 @@ def train_head(config: TrainConfig) -> TrainReport:
 
     Raises:
         ValueError: The data set is damaged or lacks the sources, OUTPUT belongs to another run or is being written,
-            there is no such device, or training diverged.
+            there are no such devices, or training diverged.
         OSError: A file cannot be read or written.
     """
     _check_device(config.trainer)
-    store = FeatureStore(config.dataset)
+    store = FeatureStore(config.dataset, minimal=config.minimal)
     spec = store.spec.subset(config.sources)
     identity = TargetIdentity.from_json(store.dataset.fields("target").data)
     if not (config.output / CONFIG_NAME).exists():
@@ -119,7 +121,7 @@ def fit_head(config: TrainConfig, data: FeatureData, statistics: Statistics) -> 
     """
     checkpoints = config.output / "checkpoints"
     last, best = checkpoints / "last.ckpt", checkpoints / "best.ckpt"
-    module = _module(config, statistics)
+    module = _module(config, data, statistics)
     resume = last.exists()
     if not (resume and _is_finished(last, config)):
         with _expected_warnings():
@@ -146,12 +148,18 @@ def predict(head: SignalHead, table: FeatureTable) -> Float[Tensor, "n S"]:
 
 
 def _check_device(config: TrainerConfig) -> None:
+    if _on_cpu(config):
+        return
     count = torch.accelerator.device_count()
-    if config.accelerator in ("gpu", "mps") and config.device >= count:
+    if config.devices > count:
         raise ValueError(
-            f"there is no device {config.device} of {config.accelerator}: torch sees {count}; "
-            "choose trainer.accelerator cpu or auto, or another trainer.device"
+            f"trainer.devices is {config.devices}, but of {config.accelerator} torch sees {count}; "
+            "choose fewer, or trainer.accelerator cpu"
         )
+
+
+def _on_cpu(config: TrainerConfig) -> bool:
+    return config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.accelerator.is_available())
 
 
 def _feature_data(config: TrainConfig, store: FeatureStore) -> FeatureData:
@@ -162,27 +170,33 @@ def _feature_data(config: TrainConfig, store: FeatureStore) -> FeatureData:
         batch_size=config.batch_size,
         seed=config.seed,
         memory_limit=int(config.memory_limit_gib * 2**30),
+        span=config.span,
     )
 
 
-def _module(config: TrainConfig, statistics: Statistics) -> HeadModule:
+def _module(config: TrainConfig, data: FeatureData, statistics: Statistics) -> HeadModule:
     torch.manual_seed(config.seed)
     head = SignalHead(config.head, statistics.mean.shape[0])
     head.set_normalisation(statistics.mean.float(), statistics.std.float())
+    balanced = config.losses.consistency_balance == "balanced"
     return HeadModule(
         head,
-        weights=config.losses,
-        lr=config.optimizer.lr,
-        weight_decay=config.optimizer.weight_decay,
+        losses=config.losses,
+        weighting=config.weighting,
+        consistency_weights=class_weights(data.train_table.targets) if balanced else None,
+        optimizer=config.optimizer,
         seed=config.seed,
     )
 
 
 def _trainer(config: TrainConfig, checkpoints: Path) -> Trainer:
-    on_cpu = config.trainer.accelerator == "cpu" or not torch.accelerator.is_available()
+    several = config.trainer.strategy == "ddp" or config.trainer.devices > 1
     return Trainer(
         accelerator=config.trainer.accelerator,
-        devices=1 if on_cpu else [config.trainer.device],
+        devices=config.trainer.devices,
+        # Spawned processes only fit; this one, which holds the lock, writes the head.
+        strategy="ddp_spawn" if several else "auto",
+        use_distributed_sampler=False,  # the loaders give every process its part
         precision=config.trainer.precision,
         enable_progress_bar=config.trainer.progress_bar,
         enable_model_summary=False,
@@ -215,7 +229,7 @@ def _expected_warnings() -> Iterator[None]:
         yield
 
 
-def _read_checkpoint(path: Path) -> dict[str, object]:
+def _read_checkpoint(path: Path) -> dict[str, JSON]:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is missing or damaged; delete {path.parent} and run train again")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -228,7 +242,7 @@ def _is_finished(last: Path, config: TrainConfig) -> bool:
     checkpoint = _read_checkpoint(last)
     history = checkpoint["history"]
     assert isinstance(history, list), "a checkpoint of another program"
-    losses = [float(entry["validation"]) for entry in history]
+    losses = [epoch_from_json(entry, where=f"{last}: history")["validation"] for entry in history]
     if not math.isfinite(losses[-1]):
         return True
     since_best = len(losses) - 1 - losses.index(min(losses))
@@ -251,16 +265,28 @@ def _claim(config: TrainConfig, data_sha256: str) -> None:
         write_json(path, claim)
         return
     found = read_fields(path).data
+    # A field that came later has its default in the runs before it.
+    there = _filled(found, TrainConfig(dataset=config.dataset, output=config.output).to_json(), claim)
     differences = [
-        f"{key} is {found.get(key)!r} there, {claim.get(key)!r} here"
-        for key in sorted({*found, *claim})
-        if found.get(key) != claim.get(key)
+        f"{key} is {there.get(key)!r} there, {claim.get(key)!r} here"
+        for key in sorted({*there, *claim})
+        if there.get(key) != claim.get(key)
     ]
     if differences:
         raise ValueError(
             f"{config.output} belongs to another run: {'; '.join(differences)}. "
             "Choose another output folder, or delete this one"
         )
+
+
+def _filled(found: Mapping[str, JSON], defaults: Mapping[str, JSON], keys: Iterable[str]) -> dict[str, JSON]:
+    """What was found, with the defaults of those keys, and of those in its tables, that it lacks."""
+    filled: dict[str, JSON] = {**{key: defaults[key] for key in keys if key in defaults}, **found}
+    for key, value in filled.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            filled[key] = {**default, **value}
+    return filled
 
 
 def _report(config: TrainConfig, data: FeatureData, statistics: Statistics, fitted: Fitted) -> TrainReport:

@@ -1,15 +1,25 @@
 """Rows in batches: the same numbers from memory and from the memory map."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ace_learn.features import SOURCES, FeatureStore
+from ace_learn.features import DEFAULT_SOURCES, FeatureStore
 from ace_learn.heads.baselines import linear_baseline
-from ace_learn.heads.data import Batch, FeatureData, FeatureTable, epoch_order, feature_statistics
-from tests.features.synthetic import Synthetic, make_dataset
+from ace_learn.heads.config import RowChoice, Span
+from ace_learn.heads.data import (
+    Batch,
+    BatchLoader,
+    FeatureData,
+    FeatureTable,
+    Share,
+    epoch_order,
+    feature_statistics,
+)
+from tests.features.synthetic import Synthetic, make_dataset, make_rows
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 def _tables(store: FeatureStore) -> list[FeatureTable]:
     rows = store.rows("train")
-    return [FeatureTable(store, rows, sources=SOURCES, memory_limit=limit) for limit in (1 << 30, 0)]
+    return [FeatureTable(store, rows, sources=DEFAULT_SOURCES, memory_limit=limit) for limit in (1 << 30, 0)]
 
 
 def test_memory_and_memory_map_agree(store: FeatureStore) -> None:
@@ -31,7 +41,7 @@ def test_memory_and_memory_map_agree(store: FeatureStore) -> None:
     index = torch.tensor([5, 0, 5, len(loaded) - 1])
     assert torch.equal(loaded.batch(index).features, mapped.batch(index).features)
     assert torch.equal(loaded.batch(index).targets.nan_to_num(-1), mapped.batch(index).targets.nan_to_num(-1))
-    expected = store.gather(store.rows("train")[index], SOURCES)
+    expected = store.gather(store.rows("train")[index], DEFAULT_SOURCES)
     assert torch.equal(mapped.batch(index).features, expected)
 
 
@@ -74,6 +84,56 @@ def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:
     assert torch.equal(first, epoch_order(100, seed=1, epoch=0))
     assert not torch.equal(first, epoch_order(100, seed=1, epoch=1))
     assert not torch.equal(first, epoch_order(100, seed=2, epoch=0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_parts_of_all_processes_are_the_batches_of_one(store: FeatureStore, size: int) -> None:
+    table = _tables(store)[0]
+    order = epoch_order(65, seed=0, epoch=0)  # the last batch has one row, fewer than there are processes
+    whole = [batch.features for batch in BatchLoader(table, order, batch_size=32)]
+    loaders = [BatchLoader(table, order, batch_size=32, share=Share(rank, size)) for rank in range(size)]
+    assert {len(loader) for loader in loaders} == {3}
+    for expected, *parts in zip(whole, *loaders, strict=True):
+        assert torch.equal(torch.cat([part.features for part in parts]), expected)
+        assert max(len(part.features) for part in parts) - min(len(part.features) for part in parts) <= 1
+
+
+def test_the_minimal_prefix_ends_at_the_minimal_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(Synthetic(problems=10, boundaries=4, paragraph=3))
+    # trace 0: boundary 1 (token 5); trace 1: the first token; the others: unknown, which is left out
+    end = torch.tensor([5, 0]).repeat_interleave(12)
+    rows["targets"][:, 2] = math.nan
+    rows["targets"][:24, 2] = (end - rows["position"][:24]).clamp(min=0).float()
+    monkeypatch.setattr("tests.features.synthetic.make_rows", lambda _: rows)
+    make_dataset(tmp_path, Synthetic(problems=10, boundaries=4, paragraph=3))
+    store = FeatureStore(tmp_path)
+
+    def train(rows: RowChoice, span: Span) -> torch.Tensor:
+        data = FeatureData(store, sources=["scalars"], rows=rows, batch_size=8, seed=0, memory_limit=1 << 30, span=span)
+        assert len(data.validation_table) == len(store.rows("validation", rows == "boundaries"))
+        return data.train_table.batch(torch.arange(len(data.train_table))).features
+
+    scalars = rows["scalars"]
+    assert torch.equal(train("all", "minimal_prefix"), scalars[[0, 1, 2, 3, 4, 5, 12]])
+    assert torch.equal(train("boundaries", "minimal_prefix"), scalars[[2, 5]])
+    assert torch.equal(train("all", "whole"), scalars[rows["split"] == 0])
+
+
+def test_a_prefix_of_unknown_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(Synthetic())
+    rows["targets"][:, 2] = math.nan
+    monkeypatch.setattr("tests.features.synthetic.make_rows", lambda _: rows)
+    make_dataset(tmp_path, Synthetic())
+    with pytest.raises(ValueError, match=r"no train row of .* stands in a minimal prefix"):
+        FeatureData(
+            FeatureStore(tmp_path),
+            sources=["scalars"],
+            rows="all",
+            batch_size=8,
+            seed=0,
+            memory_limit=0,
+            span="minimal_prefix",
+        )
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:

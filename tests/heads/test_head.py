@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ace_learn.exit import SIGNALS
 from ace_learn.heads import HeadConfig, SignalHead
 from ace_learn.heads.head import natural
+from ace_learn.signals import LEARNED
 
 ARCHITECTURES = ("linear", "mlp", "ensemble")
 F = 9
@@ -59,7 +59,7 @@ def test_any_leading_axes_and_dtypes(arch: str) -> None:
     head = _head(arch)
     features = torch.randn(2, 3, F)
     signals = head(features)
-    assert signals.shape == (2, 3, len(SIGNALS))
+    assert signals.shape == (2, 3, len(LEARNED))
     assert signals.dtype == torch.float32
     torch.testing.assert_close(head(features.flatten(0, 1)).unflatten(0, (2, 3)), signals)
     torch.testing.assert_close(head(features[0, 0]), signals[0, 0])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ace_learn.heads.losses import LossWeights, loss_sums, member_loss
+from ace_learn.heads.losses import LossWeights, class_weights, loss_sums, member_sums
 
 _NAN = math.nan
 
@@ -47,9 +47,52 @@ def test_no_defined_row_is_a_loss_of_zero() -> None:
 
 def test_members_are_trained_as_if_alone() -> None:
     members = torch.stack([_RAW, _RAW + 1.0])
-    weights = LossWeights().tensor()
-    alone = [loss_sums(raw, _TARGETS).weighted(weights) for raw in members]
-    torch.testing.assert_close(member_loss(members, _TARGETS, weights), torch.stack(alone).mean())
+    alone = [loss_sums(raw, _TARGETS).means() for raw in members]
+    torch.testing.assert_close(member_sums(members, _TARGETS).means(), torch.stack(alone))
+
+
+def test_balanced_consistency_by_hand() -> None:
+    targets = torch.full((5, 4), _NAN)
+    targets[:4, 3] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    weights = class_weights(targets)
+    assert weights.tolist() == pytest.approx([4 / 6, 4 / 2])
+    raw = torch.zeros(5, 4)
+    raw[0, 3] = math.log(3)  # p = 0.75
+    sums = loss_sums(raw, targets, weights)
+    assert sums.total[3].item() == pytest.approx(2 * math.log(4 / 3) + 3 * (4 / 6) * math.log(2))
+    assert sums.total[:3].tolist() == [0, 0, 0]
+
+
+def test_soft_targets_are_shares_of_both_classes() -> None:
+    soft = torch.tensor([[0.0, 0.0, 0.0, 0.25]])
+    raw = torch.tensor([[0.0, 0.0, 0.0, math.log(3)]])
+    by_hand = -(0.25 * math.log(0.75) + 0.75 * math.log(0.25))
+    assert loss_sums(raw, soft).total[3].item() == pytest.approx(by_hand)
+    assert class_weights(soft).tolist() == pytest.approx([1 / 1.5, 1 / 0.5])
+    balanced = -(2 * 0.25 * math.log(0.75) + (2 / 3) * 0.75 * math.log(0.25))
+    assert loss_sums(raw, soft, class_weights(soft)).total[3].item() == pytest.approx(balanced)
+
+
+def test_balance_of_equal_classes_changes_nothing() -> None:
+    targets = torch.rand(8, 4)
+    targets[:, 3] = torch.tensor([0.0, 1.0]).repeat(4)
+    raw = torch.randn(8, 4)
+    torch.testing.assert_close(loss_sums(raw, targets, class_weights(targets)).total, loss_sums(raw, targets).total)
+
+
+def test_balance_moves_the_best_constant_to_one_half() -> None:
+    targets = torch.full((10, 4), 0.5)
+    targets[:, 3] = torch.tensor([1.0] + 9 * [0.0])
+    logit = torch.zeros(4, requires_grad=True)
+    loss_sums(logit.expand(10, 4), targets, class_weights(targets)).total[3].backward()
+    assert logit.grad is not None
+    assert logit.grad[3].item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, _NAN])
+def test_balance_needs_both_classes(value: float) -> None:
+    with pytest.raises(ValueError, match=r"consistency_balance is balanced, but of the .* rows"):
+        class_weights(torch.full((3, 4), value))
 
 
 @pytest.mark.parametrize("weights", [{"confidence": -1.0}, dict.fromkeys(["confidence", "progress"], 0.0)])

@@ -37,6 +37,16 @@ def test_ece_agrees_with_the_calibration_curve_of_scikit_learn() -> None:
     assert expected_calibration_error(target, probability) == pytest.approx(expected)
 
 
+def test_soft_targets_are_binarised_for_the_curve_and_taken_as_they_are_for_calibration() -> None:
+    target = np.array([0.0, 0.25, 0.5, 1.0])
+    probability = np.array([0.05, 0.35, 0.15, 0.95])
+    metrics = classification(target, probability)
+    # positive: the last two; one of the four pairs is in the wrong order
+    assert metrics.auc == pytest.approx(3 / 4)
+    assert metrics.ece == pytest.approx((0.05 + 0.10 + 0.35 + 0.05) / 4)
+    assert metrics.base_rate == pytest.approx(1.75 / 4)
+
+
 def test_every_signal_is_measured_on_its_defined_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     signals = torch.rand(300, 4, generator=generator)

@@ -12,19 +12,34 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ace_learn.artifacts import JSON, is_temporary, read_fields, read_json, writer_lock
+from ace_learn.artifacts import JSON, dump_config, is_temporary, read_fields, read_json, write_json, writer_lock
 from ace_learn.features import FeatureStore
-from ace_learn.heads import HeadConfig, OptimizerConfig, TrainConfig, TrainerConfig, load_head
+from ace_learn.heads import (
+    HeadConfig,
+    LossWeights,
+    OptimizerConfig,
+    TrainConfig,
+    TrainerConfig,
+    WeightingConfig,
+    load_head,
+)
+from ace_learn.heads.config import Accelerator, Precision
 from ace_learn.heads.data import Batch, FeatureTable
-from ace_learn.heads.losses import loss_sums
+from ace_learn.heads.losses import Balance, loss_sums
 from ace_learn.heads.module import HeadModule
 from ace_learn.heads.train import predict, train_head
 from ace_learn.models.identity import TargetIdentity
-from tests.features.synthetic import Synthetic, make_dataset, target_json
+from ace_learn.signals import LEARNED
+from tests.features.synthetic import Synthetic, make_dataset, make_rows, target_json
 from tests.heads.test_head import head_config
 
-GOLDEN = Path(__file__).with_name("golden_losses.json")
+GOLDEN = {
+    "fixed": Path(__file__).with_name("golden_losses.json"),
+    "gradient": Path(__file__).with_name("golden_losses_gradient.json"),
+}
+_GRADIENT = WeightingConfig(kind="gradient")
 _SIZES = Synthetic(problems=80, boundaries=4, paragraph=2, noise=0.2)
 
 
@@ -137,7 +152,6 @@ import os, signal, sys
 from pathlib import Path
 from ace_learn.heads import HeadConfig, OptimizerConfig, TrainConfig, TrainerConfig
 from ace_learn.heads.module import HeadModule
-from ace_learn.heads.module import HeadModule
 from ace_learn.heads.train import train_head
 
 step = HeadModule.training_step
@@ -167,10 +181,11 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(dataset: Path, tmp_path: Pat
     _same_outcome(_config(dataset, output), _config(dataset, tmp_path / "straight"))
 
 
+@pytest.mark.parametrize("weighting", [WeightingConfig(), _GRADIENT], ids=lambda weighting: weighting.kind)
 def test_a_run_interrupted_at_each_stage_ends_as_the_uninterrupted_one(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighting: WeightingConfig
 ) -> None:
-    config = _config(dataset, tmp_path / "head")
+    config = replace(_config(dataset, tmp_path / "head"), weighting=weighting)
     step = HeadModule.training_step
 
     def interrupted_step(self: HeadModule, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -197,7 +212,7 @@ def test_a_run_interrupted_at_each_stage_ends_as_the_uninterrupted_one(
     with monkeypatch.context() as patch:
         patch.setattr("ace_learn.heads.train.Trainer.fit", second_fit)
         train_head(config)
-    _same_outcome(config, _config(dataset, tmp_path / "straight"))
+    _same_outcome(config, replace(config, output=tmp_path / "straight"))
 
 
 def _same_outcome(resumed: TrainConfig, straight: TrainConfig) -> None:
@@ -241,8 +256,8 @@ def test_a_damaged_checkpoint_is_named(dataset: Path, tmp_path: Path) -> None:
 
 def test_a_missing_device_or_data_set_leaves_no_output(dataset: Path, tmp_path: Path) -> None:
     config = _config(dataset, tmp_path / "head")
-    with pytest.raises(ValueError, match="there is no device 99 of gpu"):
-        train_head(replace(config, trainer=TrainerConfig(accelerator="gpu", device=99)))
+    with pytest.raises(ValueError, match=r"trainer\.devices is 99, but of gpu torch sees"):
+        train_head(replace(config, batch_size=99, trainer=TrainerConfig(accelerator="gpu", devices=99)))
     with pytest.raises(ValueError, match="not a finished data set"):
         train_head(replace(config, dataset=tmp_path / "nowhere"))
     assert list(tmp_path.iterdir()) == []
@@ -260,18 +275,125 @@ def test_missing_sources_are_named(dataset: Path, tmp_path: Path) -> None:
         train_head(replace(_config(tmp_path / "data", tmp_path / "head"), sources=("target_last",)))
 
 
-def _losses(dataset: Path, output: Path) -> dict[str, list[list[float]]]:
+def test_gradient_weights_are_logged_and_leave_the_validation_objective_alone(dataset: Path, tmp_path: Path) -> None:
+    losses = LossWeights(progress=0.0)
+    config = replace(_config(dataset, tmp_path / "head"), max_epochs=2, weighting=_GRADIENT, losses=losses)
+    report = train_head(config)
+    assert train_head(config) == report  # read back from metrics.json
+    fixed = {signal: getattr(losses, signal) for signal in LEARNED}
+    for epoch in report.history:
+        assert epoch["weights"]["progress"] == 0
+        assert sum(epoch["weights"].values()) == pytest.approx(3)
+        assert set(epoch["gradient_norms"]) == set(epoch["train_losses"]) == set(LEARNED)
+        objective = sum(fixed[signal] * epoch["validation_losses"][signal] for signal in LEARNED)
+        assert epoch["validation"] == pytest.approx(objective, rel=1e-5)
+    events = EventAccumulator(str(config.output / "logs")).Reload()
+    assert {
+        f"{kind}/{signal}" for kind in ("weight", "gradient_norm", "train", "validation") for signal in LEARNED
+    } <= (set(events.Tags()["scalars"]))
+
+
+def test_balanced_consistency_keeps_the_order_and_moves_the_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(_SIZES)
+    rows["targets"][:, 3] *= (rows["target_last"][:, 0] > 0.5).float()  # few rows match
+    monkeypatch.setattr("tests.features.synthetic.make_rows", lambda _: rows)
+    make_dataset(tmp_path / "data", _SIZES)
+    found = {}
+    balances: tuple[Balance, ...] = ("none", "balanced")
+    for balance in balances:
+        config = _config(tmp_path / "data", tmp_path / balance, "linear")
+        report = train_head(replace(config, max_epochs=20, losses=LossWeights(consistency_balance=balance)))
+        found[balance] = report.head.consistency
+    none, balanced = found["none"], found["balanced"]
+    assert none.auc is not None
+    assert balanced.auc == pytest.approx(none.auc, abs=0.05)
+    assert none.ece is not None
+    assert balanced.ece is not None
+    assert balanced.ece > none.ece + 0.05
+    assert balanced.base_rate == none.base_rate
+
+
+def test_bfloat16_stays_close_to_float32(dataset: Path, tmp_path: Path) -> None:
+    curves = []
+    precisions: tuple[Precision, ...] = ("32-true", "bf16-mixed")
+    for precision in precisions:
+        config = replace(_config(dataset, tmp_path / precision), weighting=_GRADIENT, max_epochs=3)
+        report = train_head(replace(config, trainer=replace(config.trainer, precision=precision)))
+        curves.append(torch.tensor([epoch["validation"] for epoch in report.history]))
+    assert not torch.equal(*curves)
+    torch.testing.assert_close(*curves, rtol=3e-2, atol=0)
+
+
+def test_runs_of_before_the_newer_fields_are_taken_up(dataset: Path, tmp_path: Path) -> None:
+    config = replace(_config(dataset, tmp_path / "head", "linear"), max_epochs=1)
+    report = train_head(config)
+    claim = dict(read_fields(config.output / "checkpoints" / "run.json").data)
+    losses = claim["losses"]
+    assert isinstance(losses, dict)
+    del claim["weighting"], claim["span"], losses["consistency_balance"]
+    write_json(config.output / "checkpoints" / "run.json", claim)
+    metrics = dict(read_fields(config.output / "metrics.json").data)
+    metrics["history"] = [{"train": 1.0, "validation": report.history[0]["validation"]}]
+    write_json(config.output / "metrics.json", metrics)
+    assert train_head(config).history[0]["validation"] == report.history[0]["validation"]
+    with pytest.raises(ValueError, match="span is 'whole' there, 'minimal_prefix' here"):
+        train_head(replace(config, span="minimal_prefix"))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "message"),
+    [
+        ("cpu", 0, "at least 1"),
+        ("mps", 2, "one device"),
+        ("cpu", 99, "a batch of 32 rows cannot be divided among 99 devices"),
+    ],
+)
+def test_devices_are_checked(
+    dataset: Path, tmp_path: Path, accelerator: Accelerator, devices: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(_config(dataset, tmp_path), trainer=TrainerConfig(accelerator=accelerator, devices=devices))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(dataset: Path, tmp_path: Path) -> None:
+    """50 * 4 rows in batches of 33 over two processes: uneven parts, and a last batch of two rows."""
+    one = replace(_config(dataset, tmp_path / "one"), batch_size=33, max_epochs=3)
+    one = replace(one, head=HeadConfig(arch="ensemble", width=8, members=2))
+    report = train_head(one)
+    recipe = tmp_path / "two.yaml"
+    two = replace(one, output=tmp_path / "two", trainer=replace(one.trainer, devices=2, strategy="ddp"))
+    recipe.write_text(dump_config(two))
+    done = subprocess.run(
+        [sys.executable, "-m", "ace_learn.train", str(recipe)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = train_head(two)  # finished: reports again
+    assert found.rows == report.rows
+    for ours, theirs in zip(found.history, report.history, strict=True):
+        assert ours["train"] == pytest.approx(theirs["train"], rel=1e-4)
+        assert ours["validation_losses"] == pytest.approx(theirs["validation_losses"], rel=1e-4)
+    torch.testing.assert_close(
+        load_file(two.output / "model.safetensors"), load_file(one.output / "model.safetensors"), rtol=1e-3, atol=1e-4
+    )
+
+
+def _losses(dataset: Path, output: Path, kind: str) -> dict[str, list[list[float]]]:
     curves = {}
-    for arch in ("linear", "mlp", "ensemble"):
-        report = train_head(_config(dataset, output / arch, arch))
+    for arch in ("linear", "mlp", "ensemble") if kind == "fixed" else ("mlp", "ensemble"):
+        weighting = WeightingConfig() if kind == "fixed" else _GRADIENT
+        report = train_head(replace(_config(dataset, output / kind / arch, arch), weighting=weighting))
         curves[arch] = [[entry["train"], entry["validation"]] for entry in report.history]
     return curves
 
 
-def test_golden_loss_curves(dataset: Path, tmp_path: Path) -> None:
-    """After a wanted change: `python -m tests.heads.test_train` writes the file anew; say in the commit why."""
-    golden = json.loads(GOLDEN.read_text())
-    found = _losses(dataset, tmp_path)
+@pytest.mark.parametrize("kind", list(GOLDEN))
+def test_golden_loss_curves(dataset: Path, tmp_path: Path, kind: str) -> None:
+    """After a wanted change: `python -m tests.heads.test_train` writes the files anew; say in the commit why."""
+    golden = json.loads(GOLDEN[kind].read_text())
+    found = _losses(dataset, tmp_path, kind)
     assert found.keys() == golden.keys()
     for arch, curve in golden.items():
         torch.testing.assert_close(torch.tensor(found[arch]), torch.tensor(curve), rtol=1e-4, atol=0, msg=arch)
@@ -282,4 +404,5 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as scratch:
         make_dataset(Path(scratch) / "data", _SIZES)
-        GOLDEN.write_text(json.dumps(_losses(Path(scratch) / "data", Path(scratch)), indent=1) + "\n")
+        for name, file in GOLDEN.items():
+            file.write_text(json.dumps(_losses(Path(scratch) / "data", Path(scratch), name), indent=1) + "\n")
