@@ -27,14 +27,16 @@ from ace_learn.artifacts import (
 from ace_learn.engines.capture import CaptureRows
 from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.sampling import Sampling
-from ace_learn.features import SOURCES, SPLITS, FeatureSpec, Source, shard_folders, write_features
+from ace_learn.features import DEFAULT_SOURCES, SOURCES, SPLITS, FeatureSpec, FeatureWriter, Source, shard_folders
 from ace_learn.labels.claim import claim, refuse_other_recipe, release
 from ace_learn.labels.probing import Labelled, Problem, as_problem, label_batch
 from ace_learn.labels.records import TraceRecord, write_records
+from ace_learn.labels.strategy import ProbingConfig
 from ace_learn.labels.summary import write_summary
 from ace_learn.labels.targets import Minimal
 from ace_learn.models.target import Target, TargetConfig, load_target
 from ace_learn.tasks import TaskConfig, build_task
+from ace_learn.tasks.base import check_count
 
 _ENOUGH_TRACES = 32
 """So many traces without anything to learn from end a build early."""
@@ -44,7 +46,7 @@ _ENOUGH_TRACES = 32
 class FeatureConfig:
     """What is captured at each row."""
 
-    sources: tuple[Source, ...] = ("target_last", "target_aux", "scalars")
+    sources: tuple[Source, ...] = DEFAULT_SOURCES
     """Kinds of features."""
     aux_layers: tuple[int, ...] | None = None
     """Decoder layers behind `target_aux`; None: the three that EAGLE-3 taps."""
@@ -73,6 +75,8 @@ class BuildConfig:
     """How traces and probes are sampled; a certificate holds for this sampling alone."""
     features: FeatureConfig = FeatureConfig()
     """What heads can be trained on."""
+    probing: ProbingConfig = ProbingConfig()
+    """Which boundaries of the train split are probed, and how often."""
     minimal: Minimal = "first"
     """Which boundary is the minimal one: the `first` whose answer matches, or `stable` from there on."""
     max_new_tokens: int = 4096
@@ -93,21 +97,39 @@ class BuildConfig:
         unknown = set(self.splits) - set(SPLITS)
         if unknown or sum(self.splits.values()) < 1 or min(self.splits.values()) < 0:
             raise ValueError(f"splits must give counts for some of {', '.join(SPLITS)}, not {self.splits}")
+        check_count(sum(self.splits.values()))
         for name in ("max_new_tokens", "max_answer_tokens", "batch_size", "shard_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
+        self._check_probing()
+
+    def _check_probing(self) -> None:
+        probing = self.probing
+        if (probing.strategy != "all" or probing.samples > 1) and self.splits.get("train", 0) == 0:
+            raise ValueError("probing.strategy and probing.samples touch the train split alone, and splits has none")
+        if probing.samples > 1 and self.sampling.temperature == 0.0:
+            raise ValueError("at temperature 0 all probing.samples are alike; set probing.samples 1, or a temperature")
+        if probing.strategy == "first" and self.minimal == "stable":
+            raise ValueError(
+                "minimal `stable` needs the boundaries behind the first match, and probing.strategy `first` leaves "
+                "them out; choose minimal `first`, or another strategy"
+            )
 
 
 @dataclass(kw_only=True)
-class _ShardCounts:
-    """What a shard cost, in tokens run through the target."""
+class _Shard:
+    """Labels of a shard, and what they cost in tokens run through the target; the features are on the disk."""
 
     records: list[TraceRecord] = field(default_factory=list)
-    parts: list[Labelled] = field(default_factory=list)
+    trace_tokens: int = 0
+    probe_tokens: int = 0
+    naive_probe_tokens: int = 0
 
     def add(self, labelled: Labelled) -> None:
         self.records.extend(labelled.records)
-        self.parts.append(labelled)
+        self.trace_tokens += labelled.trace_tokens
+        self.probe_tokens += labelled.probe_tokens
+        self.naive_probe_tokens += labelled.naive_probe_tokens
 
     def to_json(self) -> dict[str, JSON]:
         return {
@@ -116,9 +138,9 @@ class _ShardCounts:
             "usable": sum(not record.excluded for record in self.records),
             "answered": sum(map(_answered, self.records)),
             "boundaries": sum(len(record.boundary) for record in self.records),
-            "trace_tokens": sum(part.trace_tokens for part in self.parts),
-            "probe_tokens": sum(part.probe_tokens for part in self.parts),
-            "naive_probe_tokens": sum(map(_naive_probe_tokens, self.records)),
+            "trace_tokens": self.trace_tokens,
+            "probe_tokens": self.probe_tokens,
+            "naive_probe_tokens": self.naive_probe_tokens,
         }
 
 
@@ -154,7 +176,7 @@ def build_dataset(config: BuildConfig) -> Path:
             bar.update(len(problems) - sum(len(groups[number]) for number in missing))
             for number in missing:
                 _write_shard(folders[number], engine, groups[number], config, bar, last=number == missing[-1])
-        write_summary(output)
+        write_summary(output, probing=config.probing, minimal=config.minimal)
         provenance.write(output)
         _describe(config, target, folders)
     return output
@@ -186,6 +208,7 @@ def _engine(config: BuildConfig, target: Target) -> HFEngine:
         target,
         sampling=config.sampling,
         aux_layers=_spec(config, target).aux_layers,
+        candidates="candidates" in config.features.sources,
         batch_size=config.batch_size,
     )
 
@@ -206,28 +229,34 @@ def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
 def _write_shard(
     folder: Path, engine: HFEngine, problems: Sequence[Problem], config: BuildConfig, bar: tqdm[NoReturn], *, last: bool
 ) -> None:
-    counts = _ShardCounts()
-    for start in range(0, len(problems), config.batch_size):
-        batch = problems[start : start + config.batch_size]
-        counts.add(label_batch(engine, batch, rows=config.features.rows, minimal=config.minimal))
-        bar.update(len(batch))
-    useless = _useless(folder.parent, counts.records, config, last=last)
-    if useless is not None:
-        release(config.output)
-        raise ValueError(useless)
+    """Labels a shard's problems; feature rows go to the disk batch by batch, since a shard's may not fit in memory."""
     if folder.is_dir():
         shutil.rmtree(folder)  # without its shard.json, so that it counts as missing
-    split = torch.tensor([SPLITS.index(problem.split) for problem in problems])
-    first = problems[0].number
+    shard = _Shard()
     with atomic_folder(folder) as temporary:
-        write_records(temporary / "traces.parquet", counts.records)
-        columns = {name: torch.cat([part.rows[name] for part in counts.parts]) for name in counts.parts[0].rows}
-        kept = {
-            name: column for name, column in columns.items() if name in config.features.sources or name not in SOURCES
-        }
-        write_features(temporary, kept | {"split": split[columns["trace"] - first]})
+        with FeatureWriter(temporary) as features:
+            for start in range(0, len(problems), config.batch_size):
+                batch = problems[start : start + config.batch_size]
+                labelled = label_batch(
+                    engine, batch, rows=config.features.rows, minimal=config.minimal, probing=config.probing
+                )
+                features.append(_columns(labelled, batch, config.features))
+                shard.add(labelled)
+                bar.update(len(batch))
+            useless = _useless(folder.parent, shard.records, config, last=last)
+            if useless is not None:
+                release(config.output)
+                raise ValueError(useless)
+        write_records(temporary / "traces.parquet", shard.records)
         files = {name: sha256_file(temporary / name) for name in ("traces.parquet", "features.safetensors")}
-        write_json(temporary / "shard.json", {**counts.to_json(), "sha256": dict(files)})
+        write_json(temporary / "shard.json", {**shard.to_json(), "sha256": dict(files)})
+
+
+def _columns(labelled: Labelled, batch: Sequence[Problem], features: FeatureConfig) -> dict[str, torch.Tensor]:
+    """The columns of a batch that are kept."""
+    split = torch.tensor([SPLITS.index(problem.split) for problem in batch])
+    kept = {name: rows for name, rows in labelled.rows.items() if name in features.sources or name not in SOURCES}
+    return kept | {"split": split[labelled.rows["trace"] - batch[0].number]}
 
 
 def _useless(shards: Path, records: Sequence[TraceRecord], config: BuildConfig, *, last: bool) -> str | None:
@@ -257,11 +286,6 @@ def _useless(shards: Path, records: Sequence[TraceRecord], config: BuildConfig, 
 
 def _answered(record: TraceRecord) -> bool:
     return not record.excluded and record.full_answer is not None
-
-
-def _naive_probe_tokens(record: TraceRecord) -> int:
-    """Tokens that probing would cost if each probe ran its prefix again."""
-    return len(record.prompt_ids) * len(record.boundary) + sum(record.probe_tokens)
 
 
 def _describe(config: BuildConfig, target: Target, folders: Sequence[Path]) -> None:

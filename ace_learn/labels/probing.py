@@ -12,6 +12,7 @@ from ace_learn.engines.capture import CapturedRows, CaptureRows
 from ace_learn.engines.hf import Branch, HFEngine, Rollouts
 from ace_learn.engines.requests import Output, Request
 from ace_learn.labels.records import TraceRecord, answer_text
+from ace_learn.labels.strategy import ProbingConfig, Strategy, conclude, questions, sample_key
 from ace_learn.labels.targets import Minimal, minimal_boundary, targets
 from ace_learn.models.target import Target
 from ace_learn.tasks.base import Example
@@ -39,14 +40,26 @@ class Labelled(NamedTuple):
     """Tokens run through the target for the traces (prompts included)."""
     probe_tokens: int
     """Tokens run through the target for the probes."""
+    naive_probe_tokens: int
+    """Tokens that the probes would have cost if each had run its prefix again."""
 
 
 class _Boundary(NamedTuple):
     request: int
+    number: int
+    """Index among the trace's boundaries."""
     position: int
     confidence: float
     length: int
     """Output tokens up to and including the boundary."""
+
+
+class _Probes(NamedTuple):
+    """What is known of one trace's boundaries."""
+
+    samples: list[list[Output]]
+    """Runs that exit at each boundary, the first with the noise of a live exit; none where nobody asked."""
+    matches: list[bool | None]
 
 
 def as_problem(
@@ -88,25 +101,50 @@ def as_problem(
     return Problem(number, split, shown, example, request, no_think)
 
 
-def label_batch(engine: HFEngine, problems: Sequence[Problem], *, rows: CaptureRows, minimal: Minimal) -> Labelled:
+def label_batch(
+    engine: HFEngine,
+    problems: Sequence[Problem],
+    *,
+    rows: CaptureRows,
+    minimal: Minimal,
+    probing: ProbingConfig | None = None,
+) -> Labelled:
     """Runs, probes and labels one batch.
 
-    Every boundary of every trace is probed, except one that stands right before the think end: that exit *is* the
-    natural end.
+    A boundary that stands right before the think end is never probed: that exit *is* the natural end.
+
+    Args:
+        engine: Runs the target.
+        problems: The batch.
+        rows: Which tokens get a feature row.
+        minimal: Which boundary is b*.
+        probing: How the train problems among them are probed; None: at every boundary.
     """
     before = engine.forward_tokens
     rollouts = engine.rollout([problem.request for problem in problems], rows)
     after_traces = engine.forward_tokens
     boundaries = _boundaries(rollouts)
-    probes = _probe(engine, rollouts, [b for group in boundaries for b in group])
+    probes = _probe(engine, rollouts, problems, boundaries, probing or ProbingConfig())
     after_probes = engine.forward_tokens
     no_think = engine.generate([problem.no_think for problem in problems])
     records = [
-        _record(problem, output, group, [probes[b] for b in group], without, len(engine.target.markers.end))
-        for problem, output, group, without in zip(problems, rollouts.outputs, boundaries, no_think, strict=True)
+        _record(problem, output, group, probed, without, len(engine.target.markers.end))
+        for problem, output, group, probed, without in zip(
+            problems, rollouts.outputs, boundaries, probes, no_think, strict=True
+        )
     ]
-    columns = _rows(rollouts.rows, records, minimal)
-    return Labelled(records, columns, after_traces - before, after_probes - after_traces)
+    return Labelled(
+        records=records,
+        rows=_rows(rollouts.rows, records, minimal),
+        trace_tokens=after_traces - before,
+        probe_tokens=after_probes - after_traces,
+        naive_probe_tokens=sum(
+            len(problem.request.prompt_ids) + len(output.token_ids)
+            for problem, probed in zip(problems, probes, strict=True)
+            for outputs in probed.samples
+            for output in outputs
+        ),
+    )
 
 
 def _usable(output: Output) -> bool:
@@ -126,28 +164,81 @@ def _boundaries(rollouts: Rollouts) -> list[list[_Boundary]]:
     ):
         output = rollouts.outputs[request]
         if _usable(output) and output.think_end is not None and index < output.think_end:
-            found[request].append(_Boundary(request, position, confidence, index + 1))
+            found[request].append(_Boundary(request, len(found[request]), position, confidence, index + 1))
     return found
 
 
-def _probe(engine: HFEngine, rollouts: Rollouts, boundaries: Sequence[_Boundary]) -> dict[_Boundary, Output]:
-    natural = {b: rollouts.outputs[b.request] for b in boundaries if rollouts.outputs[b.request].think_end == b.length}
-    asked = sorted((b for b in boundaries if b not in natural), key=lambda b: b.length)
-    answered = engine.branch(rollouts, [Branch(b.request, b.length) for b in asked])
-    return natural | dict(zip(asked, answered, strict=True))
+def _probe(
+    engine: HFEngine,
+    rollouts: Rollouts,
+    problems: Sequence[Problem],
+    boundaries: Sequence[Sequence[_Boundary]],
+    probing: ProbingConfig,
+) -> list[_Probes]:
+    """Asks in rounds over all traces, until no strategy has a question left."""
+    strategies = [probing.strategy_of(problem.number, problem.split) for problem in problems]
+    probed = [
+        _begin(full, group, problem, strategy)
+        for full, group, problem, strategy in zip(rollouts.outputs, boundaries, problems, strategies, strict=True)
+    ]
+    while asked := [
+        boundaries[trace][i]
+        for trace, strategy in enumerate(strategies)
+        for i in questions(strategy, probed[trace].matches)
+    ]:
+        asked.sort(key=lambda boundary: boundary.length)  # so that the forks of a chunk are about as long
+        _ask(engine, rollouts, problems, asked, probing, probed)
+    return [
+        probes._replace(matches=conclude(strategy, probes.matches))
+        for strategy, probes in zip(strategies, probed, strict=True)
+    ]
+
+
+def _begin(full: Output, boundaries: Sequence[_Boundary], problem: Problem, strategy: Strategy) -> _Probes:
+    """What is known without a probe: the natural end, and that an absent answer matches nothing."""
+    equal = problem.example.contract.equal
+    samples = [[full] if boundary.length == full.think_end else [] for boundary in boundaries]
+    matches: list[bool | None] = [equal(outputs[0].answer, full.answer) if outputs else None for outputs in samples]
+    if full.answer is None and strategy != "all":
+        matches = [False] * len(boundaries)
+    return _Probes(samples, matches)
+
+
+def _ask(
+    engine: HFEngine,
+    rollouts: Rollouts,
+    problems: Sequence[Problem],
+    asked: Sequence[_Boundary],
+    probing: ProbingConfig,
+    probed: Sequence[_Probes],
+) -> None:
+    """Probes some boundaries and notes the answers; the live sample says whether a boundary matches."""
+    branches = [
+        Branch(boundary.request, boundary.length, key=sample_key(problem.number, sample))
+        for boundary in asked
+        for problem in (problems[boundary.request],)
+        for sample in range(probing.samples_of(problem.split))
+    ]
+    outputs = iter(engine.branch(rollouts, branches))
+    for boundary in asked:
+        problem, full = problems[boundary.request], rollouts.outputs[boundary.request]
+        samples = [next(outputs) for _ in range(probing.samples_of(problem.split))]
+        samples_of, matches = probed[boundary.request]
+        samples_of[boundary.number] = samples
+        matches[boundary.number] = problem.example.contract.equal(samples[0].answer, full.answer)
 
 
 def _record(
     problem: Problem,
     full: Output,
     boundaries: Sequence[_Boundary],
-    probes: Sequence[Output],
+    probes: _Probes,
     no_think: Output,
     end_length: int,
 ) -> TraceRecord:
     contract, gold, correct = problem.example.contract, problem.example.gold, problem.example.correct
-    matches = [contract.equal(probe.answer, full.answer) for probe in probes]
-    best = minimal_boundary(matches)
+    live = [outputs[0] if outputs else None for outputs in probes.samples]
+    best = minimal_boundary(probes.matches)
     return TraceRecord(
         problem=problem.number,
         family=problem.example.family,
@@ -168,17 +259,29 @@ def _record(
         no_think_tokens=len(no_think.token_ids),
         no_think_token_ids=list(no_think.token_ids),
         boundary=[b.position for b in boundaries],
-        probe_answer=[answer_text(probe.answer) for probe in probes],
-        probe_matches=matches,
-        probe_correct=[correct(probe.answer) for probe in probes],
-        probe_tokens=[len(probe.token_ids) for probe in probes],
+        probe_answer=[answer_text(probe.answer) if probe else None for probe in live],
+        probe_matches=probes.matches,
+        probe_correct=[correct(probe.answer) if probe else None for probe in live],
+        probe_tokens=[len(probe.token_ids) if probe else None for probe in live],
         probe_token_ids=[
-            list(probe.token_ids[b.length + end_length :]) for probe, b in zip(probes, boundaries, strict=True)
+            list(probe.token_ids[b.length + end_length :]) if probe else None
+            for probe, b in zip(live, boundaries, strict=True)
         ],
         boundary_confidence=[b.confidence for b in boundaries],
         first=best.first,
         stable=best.stable,
+        probe_asked=[bool(outputs) for outputs in probes.samples],
+        probe_match_rate=_match_rate(problem, full, probes),
     )
+
+
+def _match_rate(problem: Problem, full: Output, probes: _Probes) -> list[float | None]:
+    equal = problem.example.contract.equal
+    rates: list[float | None] = [None if match is None else float(match) for match in probes.matches]
+    for i, outputs in enumerate(probes.samples):
+        if outputs:
+            rates[i] = sum(equal(output.answer, full.answer) for output in outputs) / len(outputs)
+    return rates
 
 
 def _rows(captured: CapturedRows, records: Sequence[TraceRecord], minimal: Minimal) -> dict[str, Tensor]:
@@ -198,7 +301,7 @@ def _rows(captured: CapturedRows, records: Sequence[TraceRecord], minimal: Minim
                 position=mine.position,
                 confidence=mine.confidence,
                 boundary=index,
-                matches=record.probe_matches,
+                match_rate=record.probe_match_rate,
                 minimal_position=record.boundary[best] if best < len(record.boundary) else max(0, end),
             )
         )
@@ -211,4 +314,5 @@ def _rows(captured: CapturedRows, records: Sequence[TraceRecord], minimal: Minim
         "position": rows.position,
         "boundary": torch.cat(boundary),
     }
-    return columns | ({"target_aux": rows.aux} if rows.aux.shape[1] else {})
+    optional = {"target_aux": rows.aux, "candidates": rows.candidates}
+    return columns | {name: column for name, column in optional.items() if column.shape[1]}

@@ -44,15 +44,23 @@ class TraceRecord:
     boundary: list[int]
     """Token index, from the think start, of each token that closes a paragraph."""
     probe_answer: list[str | None]
-    probe_matches: list[bool]
-    probe_correct: list[bool]
-    probe_tokens: list[int]
-    """Output tokens of the run that exits at the boundary: think, think end and answer."""
-    probe_token_ids: list[list[int]]
-    """Answer tokens behind the think end."""
+    """None also where nobody asked (`probe_asked`)."""
+    probe_matches: list[bool | None]
+    """Whether the answer is the full one; concluded where nobody asked, None where nobody knows."""
+    probe_correct: list[bool | None]
+    """None where nobody asked."""
+    probe_tokens: list[int | None]
+    """Output tokens of the run that exits at the boundary: think, think end and answer. None where nobody asked."""
+    probe_token_ids: list[list[int] | None]
+    """Answer tokens behind the think end. None where nobody asked."""
     boundary_confidence: list[float]
     first: int
     stable: int
+    """-1: not known, since the boundaries behind `first` were not probed."""
+    probe_asked: list[bool]
+    """The boundary was probed, or is the natural end, whose answer is known for nothing."""
+    probe_match_rate: list[float | None]
+    """Share of the probes there that match, the target of `consistency`; like `probe_matches` where nobody asked."""
 
     @property
     def minimal_tokens(self) -> int:
@@ -60,6 +68,11 @@ class TraceRecord:
         if self.first < len(self.boundary):
             return self.boundary[self.first] + 1
         return self.think_end - self.think_start
+
+    @property
+    def ends_naturally(self) -> list[bool]:
+        """Which boundaries stand right before the think end, so that an exit there is the natural end."""
+        return [self.think_start + position + 1 == self.think_end for position in self.boundary]
 
 
 FEATURES = Features(
@@ -87,6 +100,8 @@ FEATURES = Features(
         "boundary_confidence": List(Value("float32")),
         "first": Value("int32"),
         "stable": Value("int32"),
+        "probe_asked": List(Value("bool")),
+        "probe_match_rate": List(Value("float32")),
     }
 )
 

@@ -11,13 +11,22 @@ from numpy import ndarray
 
 from ace_learn.artifacts import JSON, read_fields, write_json
 from ace_learn.features import shard_folders
+from ace_learn.labels.audit import probing_report, probing_text
 from ace_learn.labels.records import TraceRecord, read_records
+from ace_learn.labels.strategy import ProbingConfig
+from ace_learn.labels.targets import Minimal
 
 _BINS = 10
 
 
-def write_summary(dataset: Path) -> dict[str, JSON]:
-    """Writes `summary.json` and `summary.png` of a data set whose shards are all there, and prints the numbers."""
+def write_summary(dataset: Path, *, probing: ProbingConfig, minimal: Minimal) -> dict[str, JSON]:
+    """Writes `summary.json` and `summary.png` of a data set whose shards are all there, and prints the numbers.
+
+    Args:
+        dataset: The data set folder.
+        probing: How its train split was probed.
+        minimal: Which boundary is b*.
+    """
     shards = shard_folders(dataset)
     counts = [read_fields(shard / "shard.json") for shard in shards]
     totals = {
@@ -34,18 +43,23 @@ def write_summary(dataset: Path) -> dict[str, JSON]:
         **totals,
         "probe_share": totals["probe_tokens"] / max(1, totals["trace_tokens"]),
         "match_curve": [None if np.isnan(value) else float(value) for value in curve],
+        "probing": probing_report(usable, probing, minimal),
         "families": {family: _family([r for r in usable if r.family == family]) for family in families},
     }
     write_json(dataset / "summary.json", summary)
     _plot(dataset / "summary.png", usable, curve)
-    print(_text(summary, usable))
+    print("\n".join([_text(summary, usable), *probing_text(usable, probing, minimal)]))
     return summary
 
 
 def match_curve(records: Sequence[TraceRecord]) -> Float[ndarray, " bins"]:
-    """Share of boundaries whose answer matches the full one, by relative position in the thinking (NaN: none there)."""
-    place = np.array([(b + 1) / (r.think_end - r.think_start) for r in records for b in r.boundary])
-    match = np.array([m for r in records for m in r.probe_matches], dtype=float)
+    """Share of boundaries whose answer matches the full one, by relative position in the thinking (NaN: none there).
+
+    Traces that were probed in part are left out: where a strategy asks depends on the answers.
+    """
+    whole = [r for r in records if all(r.probe_asked)]
+    place = np.array([(b + 1) / (r.think_end - r.think_start) for r in whole for b in r.boundary])
+    match = np.array([m for r in whole for m in r.probe_matches], dtype=float)
     which = np.minimum((place * _BINS).astype(int), _BINS - 1)
     hits = np.bincount(which, weights=match, minlength=_BINS)
     seen = np.bincount(which, minlength=_BINS)

@@ -285,6 +285,7 @@ def test_recipes_that_cannot_be_built(tmp_path):
     for wrong, message in (
         ({"splits": {"training": 4}}, "splits must give counts"),
         ({"splits": {"train": 0}}, "splits must give counts"),
+        ({"splits": {"train": 10**12, "test": 1}}, "1000000000001 problems are wanted, but a data set has at most"),
         ({"batch_size": 0}, "batch_size"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -17,6 +17,7 @@ from ace_learn.labels.targets import minimal_boundary, targets
         ([False, True, True], 1, 1),
         ([True, True], 0, 0),
         ([True, False], 0, 2),
+        ([False, True, None], 1, -1),  # probed up to the first match
     ],
 )
 def test_minimal_boundary(matches, first, stable):
@@ -37,11 +38,12 @@ def test_targets_by_hand():
         position=torch.tensor([0, 1, 3, 6]),
         confidence=torch.tensor([0.9, 0.8, 0.7, 0.6]),
         boundary=torch.tensor([-1, 0, 1, 2]),
-        matches=[False, True, False],
+        match_rate=[0.0, 0.5, None],
         minimal_position=3,
     )
     assert out[:, 0].tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
     assert out[:, 1].tolist() == [0.25, 0.5, 1.0, 1.0]
     assert out[:, 2].tolist() == [3, 2, 0, 0]
     assert out[0, 3].isnan()
-    assert out[1:, 3].tolist() == [0, 1, 0]
+    assert out[1:3, 3].tolist() == [0, 0.5]
+    assert out[3, 3].isnan()
