@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 MARK = "demo.json"
 """What makes a folder a demo's; it holds the notes of the stages."""
-MADE = ("dataset", "head", "policy", "report.json", "report.md", "pareto.png", "config.yaml", MARK)
+MADE = ("dataset", "head", "policy", "report.json", "report.md", "report.html", "pareto.png", "config.yaml", MARK)
 """What a demo puts into its folder, and all that it ever deletes there; the mark is the last to go."""
 
 
@@ -232,10 +232,12 @@ def _report(config: DemoConfig, stages: _Stages) -> dict[str, JSON]:
     from ace_learn.evaluate.learned import Risk
     from ace_learn.evaluate.live import LiveConfig, live_run
     from ace_learn.evaluate.loading import evaluate_policy, replay_exits
+    from ace_learn.evaluate.page import write_page
     from ace_learn.evaluate.report import write_report
+    from ace_learn.evaluate.result_page import load_page_data, result_page
     from ace_learn.models.target import load_target
 
-    dataset, policy = config.output / "dataset", config.output / "policy"
+    dataset, head, policy = (config.output / name for name in ("dataset", "head", "policy"))
     exits = stages.run("replay", policy / "policy.json", lambda: replay_exits(dataset, policy, "test"))
     target = load_target(build_config(config).target)
     live_config = LiveConfig(problems=min(config.live_problems, len(exits)))  # some test problems may be excluded
@@ -245,6 +247,9 @@ def _report(config: DemoConfig, stages: _Stages) -> dict[str, JSON]:
     evaluation = evaluate_policy(
         dataset, policy, risk=Risk(alpha=config.alpha), latency=latency, bootstrap=Bootstrap(seed=config.seed)
     )
+    data = load_page_data(dataset, head, policy, evaluation)
+    page = result_page(evaluation, data, live=live, stages=stages.notes, latency=latency, decode=target.decode)
+    write_page(config.output / "report.html", page)
     return write_report(config.output, evaluation, live=live, stages=stages.notes, latency=latency)
 
 

@@ -69,6 +69,7 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
         opened, family = open_head(config.dataset, config.head), config.policy
         # The data set's description holds the hashes of its shards, which have just been compared.
         recorder.start({"dataset": config.dataset / "dataset.json", "head": config.head})
+        opened.reader.require(family.signals)
         splits = [load_traces(config.dataset, split) for split in ("validation", "calibration")]
         smoothed = [
             smoothed_signals(opened.reader, traces, ewma=family.ewma, smooth_over=family.smooth_over)
@@ -76,11 +77,14 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
         ]
         candidates = build_candidates(family, smoothed[0], splits[0], config.risk)
         calibrated = calibrate_policy(candidates, smoothed[1], splits[1], risk=config.risk, scope=opened.scope)
-        explanation = explain(calibrated, candidates, config.risk)
+        accuracy = float(splits[1].full_correct.mean())
+        explanation = explain(calibrated, candidates, config.risk, full_accuracy=accuracy)
         for name in HEAD_FILES:
             shutil.copyfile(config.head / name, folder / name)
         write_json(folder / "policy.json", calibrated.policy.to_json())
-        write_json(folder / "calibration.json", calibration_json(calibrated, candidates, config.risk, splits))
+        write_json(
+            folder / "calibration.json", calibration_json(calibrated, candidates, config.risk, splits, explanation)
+        )
         write_text(folder / "config.yaml", dump_config(config))
         plot_calibration(folder / "calibration.png", calibrated, config.risk)
         recorder.write(folder)
@@ -88,8 +92,26 @@ def run_calibration(config: CalibrateConfig) -> CalibrationSummary:
     return CalibrationSummary(config.output, calibrated, explanation)
 
 
-def explain(calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk) -> str:
-    """One sentence for the user: what was certified, or why nothing was and what would change that."""
+def explain(calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk, *, full_accuracy: float) -> str:
+    """For the user: what was certified, or why nothing was and what would change that.
+
+    Args:
+        calibrated: the outcome.
+        candidates: what was tested.
+        risk: what was to be certified.
+        full_accuracy: of full thinking on the calibration split.
+    """
+    outcome = _outcome(calibrated, candidates, risk)
+    if risk.loss == "lost_correct" and full_accuracy <= risk.alpha:
+        return (
+            f"{outcome}. Caution: full thinking is right on {full_accuracy:.1%} of the calibration problems, so no "
+            "exit can lose more and the level says nothing; calibrate on problems that the model can solve, or for "
+            "--risk.loss mismatch"
+        )
+    return outcome
+
+
+def _outcome(calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk) -> str:
     result, name = calibrated.result, risk.loss.replace("_", "-")
     if result.chosen is not None:
         bound = upper_bound(int(result.losses[result.chosen]), result.n, 1 - risk.delta)
@@ -109,7 +131,7 @@ def explain(calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk) ->
 
 
 def calibration_json(
-    calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk, splits: Sequence[Traces]
+    calibrated: CalibratedPolicy, candidates: Candidates, risk: Risk, splits: Sequence[Traces], explanation: str
 ) -> dict[str, JSON]:
     """The content of `calibration.json`: every candidate with its losses, p-value and savings, in test order."""
     result = calibrated.result
@@ -134,7 +156,7 @@ def calibration_json(
         for traces in splits
     }
     return {
-        "explanation": explain(calibrated, candidates, risk),
+        "explanation": explanation,
         "loss": risk.loss,
         "alpha": risk.alpha,
         "delta": risk.delta,

@@ -31,7 +31,7 @@ from ace_learn.evaluate.replay import Replayed, replay
 from ace_learn.evaluate.traces import Traces
 from ace_learn.exit.policy import ExitPolicy
 
-METHODS = ("full", "no_think", "budget", "confidence", "learned", "oracle")
+METHODS = (*(name for name in BASELINES if name != "oracle"), "learned", "oracle")
 """Methods of the result table, in its order."""
 
 
@@ -125,7 +125,7 @@ def compare_methods(
     test = splits.test
     tuned = {name: tune_baseline(cls(), splits, risk=risk) for name, cls in BASELINES.items() if cls.tuned}
     exits = policy_exits([policy], smoothed, test)[0]
-    results = {name: _baseline_results(cls(), tuned.get(name), test) for name, cls in BASELINES.items()}
+    results = {name: baseline_results(cls(), tuned.get(name), test) for name, cls in BASELINES.items()}
     results["learned"] = replay(test, exits)
     rows = tuple(summarise(name, results[name], test, latency) for name in METHODS)
     scalar = max(tuned, key=lambda name: float(savings_of(results[name], test)))
@@ -152,7 +152,14 @@ def certified_policies(policy: ExitPolicy) -> tuple[ExitPolicy, ...]:
     return tuple(at_point(policy, point) for point in Certificate.from_json(policy.certificate).grid)
 
 
-def _baseline_results(baseline: Baseline, tuned: Tuned | None, test: Traces) -> Replayed:
+def baseline_results(baseline: Baseline, tuned: Tuned | None, test: Traces) -> Replayed:
+    """Results of a baseline at its tuned threshold; one that certifies nothing thinks to the end.
+
+    Args:
+        baseline: the method.
+        tuned: its threshold; None for a baseline that is not tuned.
+        test: the problems.
+    """
     if tuned is None:
         return baseline.replay(test, baseline.grid(test, 1)[:1]).at(0)
     if tuned.threshold is None:

@@ -20,7 +20,8 @@ from ace_learn.evaluate.calibration import CalibrationResult, Certificate, Metho
 from ace_learn.evaluate.metrics import savings_of
 from ace_learn.evaluate.replay import Replayed, exit_scores, first_fire, held, replay, threshold_exits
 from ace_learn.evaluate.traces import Traces
-from ace_learn.exit.policy import SIGNALS, ExitPolicy, ScoreModel, SmoothOver
+from ace_learn.exit.policy import ExitPolicy, ScoreModel, SmoothOver
+from ace_learn.signals import BY_NAME, LEARNED, SIGNALS
 
 Loss = Literal["lost_correct", "mismatch"]
 
@@ -43,8 +44,9 @@ class PolicyFamily:
 
     predicate: Literal["score", "all", "any"] = "score"
     """`score` (a logistic model over the signals), or `all` / `any` of their thresholds."""
-    signals: tuple[str, ...] = SIGNALS
-    """Which signals are read."""
+    signals: tuple[str, ...] = LEARNED
+    """Which signals are read: learned ones (confidence, progress, remaining, consistency) and derived ones
+    (`ace_learn/signals`)."""
     ewma: float = 1.0
     """Weight of the newest value in the moving average; 1 switches smoothing off."""
     smooth_over: SmoothOver = "boundaries"
@@ -296,7 +298,7 @@ def at_point(policy: ExitPolicy, point: dict[str, float]) -> ExitPolicy:
 
 
 def _score_input(values: Float32[ndarray, " m"], name: str) -> Float32[ndarray, " m"]:
-    return np.log1p(values) if name == "remaining" else values
+    return np.log1p(values) if BY_NAME[name].score_transform == "log1p" else values
 
 
 def _score_candidates(
@@ -346,7 +348,7 @@ def _bounds(
     """
     steps = np.arange(count) + (1 if predicate == "any" else 0)
     strictness = 1 - (1 - steps / count) ** 2
-    levels = 1 - strictness if name == "remaining" else strictness
+    levels = 1 - strictness if BY_NAME[name].falls else strictness
     return np.unique(np.quantile(values, levels)).astype(np.float64)
 
 

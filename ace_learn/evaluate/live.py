@@ -21,6 +21,7 @@ from ace_learn.evaluate.metrics import LatencyModel
 from ace_learn.features import shard_folders
 from ace_learn.labels.records import TraceRecord, read_records
 from ace_learn.models.target import Target
+from ace_learn.speculation.drafters import DrafterConfig
 
 _LATENCY_PROBLEMS = 24
 
@@ -33,16 +34,13 @@ class LiveConfig:
     """Test problems run live."""
     batch_size: int = 50
     """Requests decoded together."""
-    draft_tokens: int = 4
-    """Draft length of the n-gram drafter in the speculative part, K; 0 leaves that part out."""
+    drafter: DrafterConfig = DrafterConfig(kind="ngram")
+    """What drafts in the speculative part; `none` leaves that part out."""
 
     def __post_init__(self) -> None:
         """Checks the counts."""
-        if self.problems < 1 or self.batch_size < 1 or self.draft_tokens < 0:
-            raise ValueError(
-                "need problems >= 1, batch_size >= 1 and draft_tokens >= 0, not "
-                f"{self.problems}, {self.batch_size} and {self.draft_tokens}"
-            )
+        if self.problems < 1 or self.batch_size < 1:
+            raise ValueError(f"need problems >= 1 and batch_size >= 1, not {self.problems} and {self.batch_size}")
 
 
 @dataclass(kw_only=True)
@@ -70,7 +68,9 @@ def expected_tokens(record: TraceRecord, exit_index: int, think_end: Sequence[in
     if exit_index == len(record.boundary):
         return tuple(record.token_ids)
     kept = record.token_ids[: record.think_start + record.boundary[exit_index] + 1]
-    return (*kept, *think_end, *record.probe_token_ids[exit_index])
+    answer = record.probe_token_ids[exit_index]
+    assert answer is not None, "a split that is replayed is probed at every boundary"
+    return (*kept, *think_end, *answer)
 
 
 def live_run(
@@ -112,14 +112,12 @@ def live_run(
 
 
 def _engines(target: Target, head_folder: Path, sampling: Sampling, config: LiveConfig) -> dict[str, HFEngine]:
-    def engine(head: Path | None, draft_tokens: int) -> HFEngine:
-        return build_engine(
-            target, head=head, sampling=sampling, batch_size=config.batch_size, draft_tokens=draft_tokens
-        )
+    def engine(head: Path | None, drafter: DrafterConfig | None) -> HFEngine:
+        return build_engine(target, head=head, sampling=sampling, batch_size=config.batch_size, drafter=drafter)
 
-    engines = {"full": engine(None, 0), "learned": engine(head_folder, 0)}
-    if config.draft_tokens:
-        engines["learned_ngram"] = engine(head_folder, config.draft_tokens)
+    engines = {"full": engine(None, None), "learned": engine(head_folder, None)}
+    if config.drafter.kind != "none":
+        engines[f"learned_{config.drafter.kind}"] = engine(head_folder, config.drafter)
     return engines
 
 
@@ -200,5 +198,5 @@ def answered_correctly(record: TraceRecord, output: Output, exit_index: int, thi
     tokens are judged by equality with gold.
     """
     if output.token_ids == expected_tokens(record, exit_index, think_end):
-        return record.full_correct if exit_index == len(record.boundary) else record.probe_correct[exit_index]
+        return record.full_correct if exit_index == len(record.boundary) else record.probe_correct[exit_index] is True
     return record.gold is not None and Contract.from_spec(record.contract).equal(output.answer, json.loads(record.gold))

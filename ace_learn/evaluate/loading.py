@@ -74,6 +74,7 @@ def replay_exits(dataset: Path, head_folder: Path, split: str) -> Int[ndarray, "
     """
     opened = open_head(dataset, head_folder)
     policy, traces = load_own_policy(opened.loaded), load_traces(dataset, split)
+    opened.reader.require(policy.signals)
     smoothed = smoothed_signals(opened.reader, traces, ewma=policy.ewma, smooth_over=policy.smooth_over)
     exits, *_ = policy_exits([policy], smoothed, traces)
     return np.asarray(exits)
@@ -97,5 +98,6 @@ def evaluate_policy(
     opened = open_head(dataset, head_folder)
     policy = load_own_policy(opened.loaded)
     splits = Splits(*(load_traces(dataset, split) for split in Splits._fields))
+    opened.reader.require(policy.signals)
     smoothed = smoothed_signals(opened.reader, splits.test, ewma=policy.ewma, smooth_over=policy.smooth_over)
     return compare_methods(splits, policy, smoothed, risk=risk, latency=latency, bootstrap=bootstrap)

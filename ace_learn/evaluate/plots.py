@@ -1,6 +1,8 @@
 """Plots of calibration and results, drawn without a display. Import this module only where one is drawn."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,26 +11,25 @@ from matplotlib.figure import Figure
 
 from ace_learn.evaluate.bootstrap import Interval
 from ace_learn.evaluate.calibration import upper_bound
-from ace_learn.evaluate.compare import Evaluation
+from ace_learn.evaluate.compare import Curve, Evaluation
 from ace_learn.evaluate.learned import CalibratedPolicy, Risk
+from ace_learn.evaluate.style import BLUE, GREEN, RED, look, words
 
-_COLOURS = {
-    "budget": "#b07a00",
-    "confidence": "#7a5195",
-    "learned": "#0b6e99",
-    "full": "#333333",
-    "no_think": "#8c8c8c",
-    "oracle": "#2f8f4e",
-}
-_MARKERS = {"budget": "s", "confidence": "^", "learned": "*", "full": "o", "no_think": "v", "oracle": "D"}
-_NAMES = {
-    "budget": "fixed budget",
-    "confidence": "paragraph confidence",
-    "learned": "learned exit",
-    "full": "full thinking",
-    "no_think": "no thinking",
-    "oracle": "oracle (needs the answer)",
-}
+
+class Dot(NamedTuple):
+    """A method in the plot of accuracy over tokens.
+
+    Attributes:
+        name: name of the method.
+        tokens_mean: mean output tokens.
+        accuracy: share of right answers.
+        interval: its 95% interval.
+    """
+
+    name: str
+    tokens_mean: float
+    accuracy: float
+    interval: Interval
 
 
 def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> None:
@@ -45,16 +46,14 @@ def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> No
     order = np.argsort(calibrated.savings, kind="stable")
     savings, losses = calibrated.savings[order], result.losses[order]
     bounds = np.array([upper_bound(int(count), result.n, 1 - risk.delta) for count in losses])
-    axes.plot(savings, losses / result.n, color=_COLOURS["learned"], marker=".", label="measured on calibration")
-    axes.fill_between(
-        savings, losses / result.n, bounds, color=_COLOURS["learned"], alpha=0.15, label="up to its upper bound"
-    )
-    axes.axhline(risk.alpha, color="#b3261e", linestyle="--", label=f"alpha = {risk.alpha:.1%}")
+    axes.plot(savings, losses / result.n, color=BLUE.light, marker=".", label="measured on calibration")
+    axes.fill_between(savings, losses / result.n, bounds, color=BLUE.light, alpha=0.15, label="up to its upper bound")
+    axes.axhline(risk.alpha, color=RED.light, linestyle="--", label=f"alpha = {risk.alpha:.1%}")
     sure = result.certified
     axes.plot(
         calibrated.savings[sure],
         result.losses[sure] / result.n,
-        color=_COLOURS["oracle"],
+        color=GREEN.light,
         marker="o",
         linestyle="none",
         label=f"certified ({len(sure)} of {len(losses)})",
@@ -63,7 +62,7 @@ def plot_calibration(path: Path, calibrated: CalibratedPolicy, risk: Risk) -> No
         axes.plot(
             calibrated.savings[result.chosen],
             result.losses[result.chosen] / result.n,
-            color="#b3261e",
+            color=RED.light,
             marker="*",
             markersize=14,
             linestyle="none",
@@ -88,27 +87,50 @@ def plot_pareto(path: Path, evaluation: Evaluation) -> None:
         path: PNG to write.
         evaluation: results on the test split.
     """
+    points = [
+        Dot(row.method, row.tokens_mean, row.accuracy, evaluation.intervals[row.method].accuracy)
+        for row in evaluation.rows
+    ]
+    plot_dots(
+        path,
+        evaluation.curves,
+        points,
+        title=f"Accuracy over tokens, {evaluation.rows[0].n} held-out problems, 95% intervals",
+    )
+
+
+def plot_dots(path: Path, curves: Mapping[str, Curve], dots: Sequence[Dot], *, title: str) -> None:
+    """Draw accuracy over mean output tokens.
+
+    Args:
+        path: PNG to write.
+        curves: along the thresholds of some of the methods.
+        dots: the methods.
+        title: of the figure.
+    """
     figure, axes = _figure()
-    for name, curve in evaluation.curves.items():
+    places = {dot.name: place for place, dot in enumerate(dots)}
+    for name, curve in curves.items():
         order = np.argsort(curve.tokens_mean, kind="stable")
-        axes.plot(curve.tokens_mean[order], 100 * curve.accuracy[order], color=_COLOURS[name], alpha=0.6, linewidth=1.6)
-    for row in evaluation.rows:
-        interval = evaluation.intervals[row.method].accuracy
+        colour = look(name, places[name]).colour.light
+        axes.plot(curve.tokens_mean[order], 100 * curve.accuracy[order], color=colour, alpha=0.6, linewidth=1.6)
+    for dot in dots:
+        style = look(dot.name, places[dot.name])
         axes.errorbar(
-            row.tokens_mean,
-            100 * row.accuracy,
-            yerr=_whiskers(row.accuracy, interval),
-            color=_COLOURS[row.method],
-            marker=_MARKERS[row.method],
-            markersize=13 if row.method == "learned" else 7,
+            dot.tokens_mean,
+            100 * dot.accuracy,
+            yerr=_whiskers(dot.accuracy, dot.interval),
+            color=style.colour.light,
+            marker=style.marker,
+            markersize=13 if dot.name == "learned" else 7,
             capsize=3,
             linestyle="none",
-            zorder=4 if row.method == "learned" else 3,
-            label=f"{_NAMES[row.method]}: {row.accuracy:.1%} at {row.tokens_mean:.0f}",
+            zorder=4 if dot.name == "learned" else 3,
+            label=f"{words(dot.name)}: {dot.accuracy:.1%} at {dot.tokens_mean:.0f}",
         )
     axes.set_xlabel("mean output tokens per problem (think and answer)")
     axes.set_ylabel("accuracy, %")
-    axes.set_title(f"Accuracy over tokens, {evaluation.rows[0].n} held-out problems, 95% intervals")
+    axes.set_title(title)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     _save(figure, path)
 

@@ -130,7 +130,7 @@ def _first_stated(record: TraceRecord, target: Target) -> int | None:
 def family_figures(solved: Sequence[Solved]) -> dict[str, JSON]:
     """The four figures of a set of problems, each with a bootstrap 95% interval, and what explains them."""
     usable = [s for s in solved if not s.record.excluded]
-    first = [s.record.probe_correct[0] if s.record.probe_correct else s.record.full_correct for s in usable]
+    first = [s.record.probe_correct[0] is True if s.record.probe_correct else s.record.full_correct for s in usable]
     repaired = [s.first_stated not in (None, s.problem.value) and s.record.full_correct for s in usable]
     think = np.array([s.record.think_end - s.record.think_start for s in usable], dtype=float)
     minimal = np.array([s.record.minimal_tokens for s in usable], dtype=float)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ace_learn.artifacts import JSON, JsonFields, write_json, write_text
 from ace_learn.evaluate.bootstrap import Interval
@@ -13,6 +14,13 @@ MAX_ACCURACY_DROP = 0.015
 MIN_CAPTURED_SAVINGS = 0.65
 MIN_PROBLEMS = 1000
 MIN_LIVE = 200
+
+
+class Finding(NamedTuple):
+    """A comparison in one sentence, with method names in backticks; a caution is one that must not be overlooked."""
+
+    text: str
+    caution: bool = False
 
 
 def write_report(
@@ -112,7 +120,7 @@ def report_markdown(evaluation: Evaluation, *, live: Mapping[str, JSON], latency
         f"{evaluation.rows[0].n} held-out problems. Brackets: paired bootstrap 95% intervals.",
         "\n".join(lines),
         "![accuracy over tokens](pareto.png)",
-        "\n".join(f"- {sentence}" for sentence in _findings(evaluation)),
+        "\n".join(f"- **{text}**" if caution else f"- {text}" for text, caution in findings(evaluation)),
         "Both time columns are modelled from two measured constants, not timed per request: seconds = "
         f"{latency.prefill_s:.4f} + {latency.per_token_s:.5f} x output tokens up to the commit.",
     ]
@@ -150,7 +158,8 @@ def demo_checks(report: Mapping[str, JSON]) -> list[str]:
     return [sentence for sentence, passed in checks.items() if not passed]
 
 
-def _findings(evaluation: Evaluation) -> list[str]:
+def findings(evaluation: Evaluation) -> list[Finding]:
+    """What the comparisons show, in sentences."""
     budgets, full, scalar = evaluation.against_budgets, evaluation.against_full, evaluation.against_scalar
     test = evaluation.against_full_mcnemar
     sentences = [
@@ -162,13 +171,14 @@ def _findings(evaluation: Evaluation) -> list[str]:
         f"Against the best scalar baseline at the same certified risk ({evaluation.best_scalar}): captured savings "
         f"{100 * scalar.estimate:+.1f} points {_points(scalar.interval)}.",
     ]
+    cautions = []
     if evaluation.scalar_is_as_good:
-        sentences.append(
-            f"**The learned policy is not shown to capture more than `{evaluation.best_scalar}`, which needs no head.**"
+        cautions.append(
+            f"The learned policy is not shown to capture more than `{evaluation.best_scalar}`, which needs no head."
         )
     if evaluation.policy.predicate == "never":
-        sentences.append("**Nothing was certified: the learned policy is `never` and equals full thinking.**")
-    return sentences
+        cautions.append("Nothing was certified: the learned policy is `never` and equals full thinking.")
+    return [*map(Finding, sentences), *(Finding(text, caution=True) for text in cautions)]
 
 
 def _number(value: float, form: str) -> str:

@@ -1,6 +1,6 @@
 """A head's signals at the boundaries of stored traces, smoothed as the exit rule smooths them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from ace_learn.evaluate.traces import Traces
-from ace_learn.exit.policy import SIGNALS, SmoothOver, smooth
-from ace_learn.features import Source
+from ace_learn.exit.policy import SmoothOver, smooth
+from ace_learn.features import FeatureSpec, Source
+from ace_learn.signals import COLUMNS, SIGNALS, sources_of, with_derived
 
 _CHUNK_CELLS = 1 << 23
 """Most cells of a padded [traces, tokens, signals] intermediate held at once."""
@@ -20,6 +21,11 @@ _CHUNK_CELLS = 1 << 23
 @runtime_checkable
 class FeatureReader(Protocol):
     """The part of `FeatureStore` that is read here."""
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The sources that it holds."""
+        ...
 
     def rows(self, split: str, boundaries_only: bool = False) -> Int64[Tensor, " m"]:
         """Row numbers of a split."""
@@ -47,24 +53,48 @@ class SignalReader(NamedTuple):
 
     Attributes:
         store: the features of the data set that the traces came from.
-        head: features [m, F] to signals [m, 4] in natural units, columns `SIGNALS`.
+        head: features [m, F] to learned signals [m, 4] in natural units, columns `LEARNED`.
         sources: the feature sources that the head reads.
         batch_rows: rows per call of the head.
     """
 
     store: FeatureReader
-    head: Callable[[Float[Tensor, "m F"]], Float[Tensor, "m S"]]
+    head: Callable[[Float[Tensor, "m F"]], Float[Tensor, "m L"]]
     sources: tuple[Source, ...]
     batch_rows: int = 16384
 
+    def require(self, names: Iterable[str]) -> None:
+        """Makes sure that the data set holds what signals are computed from.
+
+        Args:
+            names: the signals that a policy reads.
+
+        Raises:
+            ValueError: a derived signal reads a source that the data set lacks; names both.
+        """
+        for name, sources in sources_of(names).items():
+            missing = " and ".join(source for source in sources if source not in self.store.spec.sources)
+            if missing:
+                raise ValueError(
+                    f"the signal {name} is computed from the feature source {missing}, which the data set lacks (it "
+                    f"holds {', '.join(self.store.spec.sources)}): build it again with {missing} among "
+                    "features.sources, or leave the signal out"
+                )
+
     def signals(self, rows: Int64[Tensor, " m"]) -> Float32[Tensor, "m S"]:
-        """Signals of stored rows."""
+        """Signals of stored rows; derived ones are nan where the data set lacks their sources."""
         out = torch.empty(rows.shape[0], len(SIGNALS))
         with torch.no_grad():
             for start in range(0, rows.shape[0], self.batch_rows):
                 part = slice(start, start + self.batch_rows)
-                out[part] = self.head(self.store.gather(rows[part], self.sources))
+                learned = self.head(self.store.gather(rows[part], self.sources))
+                out[part] = with_derived(learned, self._columns(rows[part]))
         return out
+
+    def _columns(self, rows: Int64[Tensor, " k"]) -> dict[str, Float32[Tensor, "k _"]]:
+        """The stored columns that derived signals may read."""
+        held: tuple[Source, ...] = tuple(source for source in self.store.spec.sources if source in COLUMNS)
+        return {source: self.store.gather(rows, (source,)) for source in held}
 
 
 def boundary_signals(reader: SignalReader, traces: Traces) -> Float32[ndarray, "n P S"]:

@@ -176,6 +176,11 @@ def _from_table(table: pa.Table, split: str) -> Traces:
             raise ValueError(
                 f"column {name!r} and column 'boundary' differ in length: delete the shard and build again"
             )
+    if pc.list_flatten(kept["probe_tokens"]).null_count > 0:
+        raise ValueError(
+            f"split {split!r} was not probed at every boundary (probing.strategy of its recipe), so that it cannot be "
+            "replayed; name another split, or build it with the strategy `all`"
+        )
     width = int(counts.max())
     boundary = _pad(_flat(kept, "boundary"), counts, width, np.int64(-1))
     think = _ints(kept, "think_end") - _ints(kept, "think_start")

@@ -12,6 +12,7 @@ from ace_learn.artifacts import sha256_folder
 from ace_learn.cli import build, calibrate, run, train
 from ace_learn.cli import reasoner as reasoner_command
 from ace_learn.contracts import Contract
+from ace_learn.engines.hf import HFEngine
 from ace_learn.tasks.base import Example, user_message
 from tests.helpers.targets import OPENED_BY_MODEL, OPENED_IN_PROMPT, save_tiny, tiny_model, tiny_tokenizer
 
@@ -79,13 +80,16 @@ def test_a_foreign_model_goes_through_the_same_commands(architecture, template, 
     run.main(
         ["--target.model", str(tmp_path / "model"), "--target.device", "cpu", "--head", str(tmp_path / "policy"),
          "--task.name", "table", "--task.path", str(tmp_path / "table.jsonl"), "--task.instruct", "false",
-         "--task.contract", "{kind: boxed}", "--problems", "6", "--max_new_tokens", "100", "--draft_tokens", "2",
+         "--task.contract", "{kind: boxed}", "--problems", "6", "--max_new_tokens", "100", "--drafter.kind", "ngram",
          "--output", str(tmp_path / "out.jsonl")]
     )  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == 6
     assert all(line["finish_reason"] in ("stop", "contract", "length") for line in lines)
-    assert "6 problems" in capsys.readouterr().out
+    assert all(line["verify_steps"] == sum(line["accepted_histogram"].values()) for line in lines)
+    shown = capsys.readouterr().out
+    assert "6 problems" in shown
+    assert "tokens emitted per verify step" in shown
 
 
 def test_a_prompt_is_shown_live(llama, capsys):
@@ -101,8 +105,8 @@ def test_a_prompt_is_shown_live(llama, capsys):
 def test_a_shown_boundary_stands_behind_its_own_paragraph(llama, capsys):
     common = ["--target.model", str(llama / "model"), "--target.device", "cpu", "--prompt", "the sum?", "--seed", "5"]
     texts = []
-    for draft_tokens in ("0", "3"):
-        run.main([*common, "--max_new_tokens", "150", "--sampling.temperature", "0", "--draft_tokens", draft_tokens])
+    for drafter in ("none", "ngram"):
+        run.main([*common, "--max_new_tokens", "150", "--sampling.temperature", "0", "--drafter.kind", drafter])
         texts.append(capsys.readouterr().out.rpartition("(finish")[0])
     assert texts[0] == texts[1]
     for part in texts[0].split("    [paragraph")[:-1]:
@@ -227,7 +231,17 @@ def test_damage_that_only_the_hash_sees(llama, tmp_path, capsys, name):
         (["--problems", "0"], "problems must be >= 1"),
         (["--problems", "-1"], "problems must be >= 1"),
         (["--max_answer_tokens", "-5"], "max_answer_tokens must be >= 1"),
-        (["--draft_tokens", "-1"], "draft_tokens must be >= 0"),
+        (["--problems", "100000000000"], "problems must be <= 100,000"),
+        (["--drafter.kind", "ngram", "--drafter.draft_tokens", "0"], "draft_tokens must be >= 1"),
+        (["--drafter.kind", "draft_model"], "needs `model`"),
+        (["--drafter.kind", "medusa"], "medusa"),
+        (["--eos_in_think", "halt"], "halt"),
+        (["--output", "README.md/out.jsonl"], "README.md"),
+        (
+            ["--prompt", "x", "--contract", "integer"],
+            "contract must be an object, such as {kind: integer}, not 'integer'",
+        ),
+        (["--task.contract", "integer"], "task.contract must be an object, such as {kind: integer}"),
         (["--prompt", "x", "--output", "out.jsonl"], "output would be ignored with --prompt"),
         (["--prompt", "x", "--problems", "3", "--task.name", "hub"], "task, problems would be ignored"),
         (["--contract", "{kind: boxed}"], "contract goes with --prompt"),
@@ -241,6 +255,40 @@ def test_run_refuses_before_it_loads_a_model(argv, named, capsys, monkeypatch):
     code, message = refused(run.main, ["--target.model", "/no/such/model", *argv], capsys)
     assert code == 2
     assert named in message
+
+
+def run_flags(llama, output, *more):
+    return ["--target.model", str(llama / "model"), "--target.device", "cpu", "--task.name", "table", "--task.path",
+            str(llama / "table.jsonl"), "--task.contract", "{kind: boxed}", "--problems", "4", "--batch_size", "2",
+            "--output", str(output), *more]  # fmt: skip
+
+
+def test_a_run_that_is_interrupted_leaves_nothing_under_its_name(llama, tmp_path, monkeypatch, capsys):
+    def interrupted(engine, requests):
+        yield engine.generate(requests[:2])
+        (temporary,) = tmp_path.iterdir()
+        assert [json.loads(line)["key"] for line in temporary.read_text().splitlines()] == [0, 1]
+        raise KeyboardInterrupt
+
+    stream = HFEngine.stream_batches
+    monkeypatch.setattr(HFEngine, "generate", lambda self, asked: [o for batch in stream(self, asked) for o in batch])
+    monkeypatch.setattr(HFEngine, "stream_batches", interrupted)
+    code, message = refused(run.main, run_flags(llama, tmp_path / "out.jsonl", "--max_new_tokens", "20"), capsys)
+    assert code == 130
+    assert "nothing was kept" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_that_fill_the_context_are_refused_before_anything_is_decoded(llama, tmp_path, capsys):
+    table = tmp_path / "long.jsonl"
+    table.write_text(
+        "".join(json.dumps({"prompt": f"{i} " + "the sum " * n}) + "\n" for i, n in enumerate((1, 1, 300)))
+    )
+    argv = run_flags(llama, tmp_path / "out.jsonl", "--task.path", str(table), "--problems", "3", "--batch_size", "1")
+    code, message = refused(run.main, argv, capsys)
+    assert code == 2
+    assert "context of 512; shorten the prompt" in message
+    assert list(tmp_path.iterdir()) == [table]
 
 
 def test_run_judges_by_the_tasks_verifier(llama, tmp_path, monkeypatch):

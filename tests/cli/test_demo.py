@@ -41,6 +41,11 @@ def test_demo_in_miniature(tmp_path, capsys, monkeypatch):
     assert rows["full"]["captured_savings"] == 0.0
     assert rows["full"]["tokens_mean"] > rows["learned"]["tokens_mean"] or report["policy"]["predicate"] == "never"
     assert (config.output / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    page = (config.output / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in ("full thinking", "learned exit", "Certificate", "Reliability", "Live run"))
+    assert page.count("<svg") == 3
+    early = rows["learned"]["tokens_mean"] < rows["full"]["tokens_mean"]
+    assert (page.count("exit here") > 0) is early
     shown = capsys.readouterr()
     assert "MISSED: replayed on" in shown.err  # the thresholds were checked, and are too high for this size
 

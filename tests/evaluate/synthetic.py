@@ -15,7 +15,7 @@ from ace_learn.artifacts import write_json
 from ace_learn.evaluate.traces import TRACE_SCHEMA, Traces
 from ace_learn.features import SPLITS, FeatureSpec, write_features
 from ace_learn.heads.export import HeadCard, save_head
-from ace_learn.heads.head import HeadConfig, SignalHead
+from ace_learn.heads.head import HeadConfig, SignalHead, natural
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.thinking import ThinkMarkers
 from tests.features.synthetic import describe_shard
@@ -139,6 +139,7 @@ def write_dataset(folder: Path, sizes: dict[str, int], *, every_token: bool = Fa
         "target": IDENTITY.to_json(),
         "features": SPEC.to_json(),
         "feature_dtype": "float32",
+        "rows": "all" if every_token else "boundaries",
         "splits": dict(sizes),
         "sampling": {"temperature": 1.0},
         "think_end": [2],
@@ -171,7 +172,7 @@ def token_rows(traces: Traces, raw: np.ndarray) -> dict[str, torch.Tensor]:
 def feature_columns(traces, values, trace, position, boundary) -> dict[str, torch.Tensor]:
     return {
         "target_last": torch.from_numpy(np.ascontiguousarray(values)),
-        "targets": torch.zeros(len(trace), 4),
+        "targets": natural(torch.from_numpy(np.ascontiguousarray(values))),
         "trace": torch.from_numpy(traces.problem[trace]),
         "position": torch.from_numpy(np.asarray(position, dtype=np.int64)),
         "boundary": torch.from_numpy(np.asarray(boundary, dtype=np.int64)),

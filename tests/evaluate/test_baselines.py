@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from ace_learn.evaluate.baselines import BASELINES, Budget, Confidence, NoThink, Oracle
+from ace_learn.evaluate.compare import METHODS
 from ace_learn.evaluate.metrics import savings_of
 from ace_learn.evaluate.replay import replay
 from ace_learn.evaluate.traces import Traces
@@ -10,7 +11,8 @@ from tests.evaluate.test_traces import hand_rows
 
 
 def test_names_are_those_of_the_table():
-    assert list(BASELINES) == ["full", "no_think", "budget", "confidence", "oracle"]
+    assert list(BASELINES) == ["full", "no_think", "oracle", "budget", "confidence"]
+    assert METHODS == ("full", "no_think", "budget", "confidence", "learned", "oracle")
     assert all(cls.name == name for name, cls in BASELINES.items())
 
 

@@ -8,9 +8,9 @@ import yaml
 
 from ace_learn.artifacts import read_fields, read_json, sha256_file, write_json
 from ace_learn.evaluate.bootstrap import Bootstrap
-from ace_learn.evaluate.calibrate import CalibrateConfig, run_calibration
-from ace_learn.evaluate.calibration import Certificate, calibrate
-from ace_learn.evaluate.learned import CalibratedPolicy, PolicyFamily, Risk
+from ace_learn.evaluate.calibrate import CalibrateConfig, explain, run_calibration
+from ace_learn.evaluate.calibration import CalibrationResult, Certificate, calibrate
+from ace_learn.evaluate.learned import CalibratedPolicy, Candidates, PolicyFamily, Risk
 from ace_learn.evaluate.loading import evaluate_policy, replay_exits
 from ace_learn.evaluate.metrics import LatencyModel
 from ace_learn.evaluate.plots import plot_calibration
@@ -34,7 +34,10 @@ def config_of(folders, output, **options) -> CalibrateConfig:
 
 
 def test_calibration_writes_a_head_folder_with_a_certified_policy(folders, tmp_path):
+    for left_by_the_killed in ("out.tmp-12", "another.tmp-12"):
+        (tmp_path / left_by_the_killed).mkdir()
     summary = run_calibration(config_of(folders, tmp_path / "out", policy=PolicyFamily(ewma=0.8)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another.tmp-12", "out"]
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [
         "calibration.json", "calibration.png", "config.json", "config.yaml", "model.safetensors", "policy.json",
@@ -189,3 +192,14 @@ def test_a_plot_of_candidates_that_save_nothing(tmp_path, savings):
     result = calibrate(np.zeros((2, 300), dtype=bool), alpha=0.02, delta=0.05, savings=np.full(2, savings))
     plot_calibration(tmp_path / "plot.png", CalibratedPolicy(ExitPolicy.never(), result, np.full(2, savings)), Risk())
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_level_that_no_exit_could_miss_is_called_what_it_is():
+    none = np.zeros(0, dtype=np.int64)
+    result = CalibrationResult(None, none, none, np.zeros(0), 100, "nothing certifies")
+    never = CalibratedPolicy(ExitPolicy.never(), result, np.zeros(0))
+    risk = Risk(alpha=0.02)
+    shown = [explain(never, Candidates((), "none"), risk, full_accuracy=share) for share in (0.0, 0.02, 0.021)]
+    assert ["says nothing" in text for text in shown] == [True, True, False]
+    mismatch = Risk(loss="mismatch", alpha=0.02)
+    assert "Caution" not in explain(never, Candidates((), "none"), mismatch, full_accuracy=0.0)

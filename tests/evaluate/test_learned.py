@@ -18,7 +18,8 @@ from ace_learn.evaluate.learned import (
 )
 from ace_learn.evaluate.metrics import savings_of
 from ace_learn.evaluate.replay import replay
-from ace_learn.exit.policy import SIGNALS, ExitPolicy, ScoreModel
+from ace_learn.exit.policy import ExitPolicy, ScoreModel
+from ace_learn.signals import LEARNED
 from tests.evaluate.synthetic import World, make_signals, make_traces
 
 SCOPE = Scope(data_sha256="d" * 64, head_sha256="a" * 64, model_fingerprint="f" * 64, sampling={"temperature": 1.0})
@@ -67,7 +68,7 @@ def test_exits_equal_the_slow_rule(policy):
 
 
 @pytest.mark.parametrize("predicate", ["score", "all", "any"])
-@pytest.mark.parametrize("signals", [SIGNALS, ("consistency",), ("progress", "remaining")])
+@pytest.mark.parametrize("signals", [LEARNED, ("consistency",), ("progress", "remaining")])
 def test_candidates_are_ordered_by_validation_savings(predicate, signals):
     traces, smoothed = split(200, 1)
     family = PolicyFamily(predicate=predicate, signals=signals, grid_size=25, patience=1)

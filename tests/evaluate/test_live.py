@@ -20,6 +20,7 @@ from ace_learn.evaluate.loading import replay_exits
 from ace_learn.features import FeatureStore
 from ace_learn.labels.build import build_dataset
 from ace_learn.models.target import load_target
+from ace_learn.speculation.drafters import DrafterConfig
 from tests.helpers.records import make_record, write_head
 from tests.labels.test_build import config_in
 
@@ -81,7 +82,7 @@ def test_the_live_run_equals_the_replay(world):
     early = [exit_index < len(record.boundary) for exit_index, record in zip(exits, records, strict=True)]
     assert 0 < sum(early) < len(records)
     count = len(records) - 1
-    entry, latency = live_run(target, dataset, head, exits, LiveConfig(problems=count, batch_size=4, draft_tokens=2))
+    entry, latency = live_run(target, dataset, head, exits, LiveConfig(problems=count, batch_size=4))
     assert (entry["n"], entry["equals_replay"], entry["first_differing"]) == (count, True, [])
     assert entry["exits"] == sum(early[:count])
     assert set(entry["methods"]) == {"full", "learned", "learned_ngram"}
@@ -102,7 +103,7 @@ def test_a_live_run_that_differs_says_where(world):
     records = list(load_records(dataset, "test"))
     place = next(i for i, record in enumerate(records) if exits[i] < len(record.boundary))
     wrong = [len(r.boundary) if i == place else e for i, (r, e) in enumerate(zip(records, exits, strict=True))]
-    entry, _ = live_run(target, dataset, head, wrong, LiveConfig(problems=len(records), draft_tokens=0))
+    entry, _ = live_run(target, dataset, head, wrong, LiveConfig(problems=len(records), drafter=DrafterConfig()))
     assert entry["equals_replay"] is False
     assert entry["first_differing"] == [records[place].problem]
     assert entry["identical_learned"] == len(records) - 1
@@ -113,7 +114,7 @@ def test_sizes_that_cannot_be_run(world):
     dataset, target, head = world
     with pytest.raises(ValueError, match="fewer than the 17 of the live run"):
         live_run(target, dataset, head, [0] * 16, LiveConfig(problems=17))
-    for wrong in ({"problems": 0}, {"batch_size": 0}, {"draft_tokens": -1}):
+    for wrong in ({"problems": 0}, {"batch_size": 0}):
         with pytest.raises(ValueError, match="need problems >= 1"):
             LiveConfig(**wrong)
 
