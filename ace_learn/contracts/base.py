@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from ace_learn.contracts.committer import Commit, Committer, Markers
@@ -120,6 +120,10 @@ class Contract(ABC):
         if self.scope == "answer":
             markers = Markers(self.think_start, self.think_end)
         return Committer(self.scan, markers=markers, in_think=starts_in_think, lookback=self.lookback)
+
+    def in_prose(self) -> Contract:
+        """The contract that reads a paragraph of thinking as a text of its own, by rules that take next to no time."""
+        return replace(self, scope="anywhere")
 
     def project(self, text: str, *, truncated: bool = False, starts_in_think: bool = False) -> Commit | None:
         """The answer of a whole text: a committer fed with it and closed.

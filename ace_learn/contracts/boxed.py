@@ -6,7 +6,7 @@ Equality is textual after a light normalisation; `equality: math` adds mathemati
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from ace_learn.contracts import maths
@@ -52,6 +52,10 @@ class Boxed(Contract):
     def own_fields(self) -> dict[str, JSON]:
         """The equality, where it is not that of texts."""
         return {} if self.equality == "text" else {"equality": self.equality}
+
+    def in_prose(self) -> Contract:
+        """Compares texts: what an exit rule reads must not depend on how fast a value is computed."""
+        return replace(self, scope="anywhere", equality="text")
 
     def scan(self, source: Source) -> Step[Commit | None]:
         """Read until a box closes."""

@@ -18,7 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SECONDS = 5.0
-"""A comparison that takes longer counts as unequal."""
+"""A comparison that takes more processor time counts as unequal."""
+MEMORY = 4 << 30
+"""One that takes more bytes does as well."""
+PATIENCE_SECONDS = 300.0
+"""When a comparison has not had its processor time by then, something is wrong with the machine."""
 START_SECONDS = 120.0
 """Importing sympy takes seconds on a busy machine."""
 MAX_EXPRESSION = 512
@@ -43,7 +47,8 @@ def require() -> None:
 def equivalent(a: str, b: str) -> bool:
     """Whether two LaTeX expressions have the same value.
 
-    False as well where one cannot be read, is longer than `MAX_EXPRESSION`, or the comparison takes over `SECONDS`.
+    False as well where one cannot be read, is longer than `MAX_EXPRESSION`, or the comparison takes more than `SECONDS`
+    or `MEMORY`.
     """
     if max(len(a), len(b)) > MAX_EXPRESSION:
         return False
@@ -65,8 +70,8 @@ class _Workers:
             assert process.stdin is not None, "opened with a pipe"
             process.stdin.write(json.dumps([a, b]) + "\n")
             process.stdin.flush()
-            reply = self._reply(process, SECONDS)
-            if not reply:  # too slow, or it died of this expression
+            reply = self._reply(process, PATIENCE_SECONDS)
+            if not reply:  # it died of this expression
                 self._stop(process)
             return reply == "true\n"
 
@@ -74,7 +79,7 @@ class _Workers:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
         process = subprocess.Popen(
-            [sys.executable, str(_WORKER)],
+            [sys.executable, str(_WORKER), str(SECONDS), str(MEMORY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -82,7 +87,7 @@ class _Workers:
         )
         if self._reply(process, START_SECONDS) != "ready\n":
             self._stop(process)
-            raise RuntimeError(f"math-verify did not start; see what `{sys.executable} {_WORKER}` says")
+            raise RuntimeError(f"math-verify did not start; see what `{sys.executable} {_WORKER} 5 4294967296` says")
         self._process, self._owner = process, os.getpid()
         return process
 

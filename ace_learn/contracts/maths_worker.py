@@ -2,6 +2,8 @@
 
 import json
 import logging
+import resource
+import signal
 import sys
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -21,12 +23,20 @@ def _parse(text: str) -> list[object]:
 
 
 def main() -> None:
-    """Answers until the input ends."""
+    """Answers until the input ends, or until one pair takes too much: then the process is killed by its own limits.
+
+    The limits are processor seconds per pair and bytes of memory, the arguments of the program. Seconds on the clock
+    would make labels depend on what else the machine does.
+    """
+    seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     logging.disable(logging.CRITICAL)  # what cannot be parsed is unequal, and no news
     print("ready", flush=True)
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal kills
         a, b = json.loads(line)
         print(json.dumps(equivalent(a, b)), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -60,7 +59,7 @@ class _Slot:
     """One request: its tokens and the state after each, from the end of its prompt on."""
 
     def __init__(self, contract: Contract | None, prompt_length: int) -> None:
-        self.contract = None if contract is None else replace(contract, scope="anywhere")
+        self.contract = None if contract is None else contract.in_prose()
         self.base = prompt_length
         self.tokens: list[int] = []
         self.states = [Candidate(start=prompt_length)]

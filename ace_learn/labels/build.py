@@ -101,6 +101,8 @@ class BuildConfig:
         for name in ("max_new_tokens", "max_answer_tokens", "batch_size", "shard_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be >= 0, not {self.seed}")
         self._check_probing()
 
     def _check_probing(self) -> None:

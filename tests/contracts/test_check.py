@@ -40,14 +40,14 @@ def test_a_wrong_case_prints_id_expected_and_got(tmp_path, capsys, change, line)
 
 
 def test_cases_of_unknown_kinds_are_failures_and_the_others_are_run(tmp_path, capsys):
-    unknown = [RIGHT | {"id": name, "contract": {"kind": kind}} for name, kind in (("p", "patch"), ("q", "patch"))]
+    unknown = [RIGHT | {"id": name, "contract": {"kind": kind}} for name, kind in (("p", "verse"), ("q", "verse"))]
     path = write(tmp_path / "cases.jsonl", *unknown, RIGHT, RIGHT | {"id": "b", "answer": "2"}, RIGHT)
     assert main(["check", str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "p: not checked, unknown contract kind 'patch'",
-        "q: not checked, unknown contract kind 'patch'",
+        "p: not checked, unknown contract kind 'verse'",
+        "q: not checked, unknown contract kind 'verse'",
         'b: expected "2" at 9, got "1" at 9',
-        "2 of 5 cases right; not checked, for their kinds are unknown: patch (2)",
+        "2 of 5 cases right; not checked, for their kinds are unknown: verse (2)",
     ]
 
 

@@ -23,11 +23,16 @@ def test_other_values_are_not(a, b):
     assert not MATHS.equal(a, b)
 
 
-def test_an_expression_that_takes_for_ever_is_unequal_and_the_next_one_is_read(monkeypatch):
-    monkeypatch.setattr(maths, "SECONDS", 0.0)
-    assert not MATHS.equal("7^2", "49")
-    monkeypatch.undo()
+@pytest.mark.parametrize("hostile", ["(x+1)^{100000}", "{" * 500], ids=["power", "braces"])
+def test_an_expression_that_takes_too_much_is_unequal_and_the_next_one_is_read(hostile):
+    assert not MATHS.equal(hostile, "3")
     assert MATHS.equal("7^2", "98/2")
+
+
+def test_in_prose_it_compares_texts_so_that_no_exit_depends_on_the_clock():
+    prose = MATHS.in_prose()
+    assert prose.scope == "anywhere"
+    assert not prose.equal("0.5", r"\frac{1}{2}")
 
 
 def test_threads_share_a_worker():

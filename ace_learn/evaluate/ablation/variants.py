@@ -127,7 +127,7 @@ def variant_name(head: str, family: PolicyFamily, reference: ReferenceConfig) ->
         (family.label != policy.label and family.predicate == "score", f"label {family.label}"),
         (
             smoothed != (policy.ewma, policy.smooth_over),
-            "no smoothing" if family.ewma == 1.0 else f"ewma {family.ewma:g} over {family.smooth_over}",
+            "no smoothing" if family.ewma == 1.0 else f"ewma {family.ewma} over {family.smooth_over}",
         ),
         (family.patience != policy.patience, f"patience {family.patience}"),
         (
