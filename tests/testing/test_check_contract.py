@@ -133,12 +133,25 @@ def test_a_contract_of_ones_own_passes(monkeypatch):
     check_contract(build(monkeypatch), TEXTS)
 
 
+def broken_law(contract, law):
+    """The error by which the suite names a law; which law it meets first depends on the texts that are made up."""
+    for seed in range(10):
+        try:
+            check_contract(contract, TEXTS, seed=seed)
+        except LawError as error:
+            if error.law == law:
+                return error
+        except ValueError:
+            continue  # no text of this seed made the contract commit
+    return None
+
+
 @pytest.mark.parametrize(("law", "methods"), [(law, methods) for law, several in BREAKS.items() for methods in several])
 def test_a_broken_contract_fails_by_the_name_of_its_law(monkeypatch, law, methods):
-    with pytest.raises(LawError, match=f"^{law}: given .*: expected .*, got ") as caught:
-        check_contract(build(monkeypatch, **methods), TEXTS)
-    assert caught.value.law == law
-    assert isinstance(caught.value, AssertionError)
+    error = broken_law(build(monkeypatch, **methods), law)
+    assert error is not None
+    assert re.match(f"{law}: given .*: expected .*, got ", str(error))
+    assert isinstance(error, AssertionError)
 
 
 def test_a_check_that_would_check_nothing_is_refused(monkeypatch):
