@@ -197,6 +197,8 @@ def _recipes_first(argv: Sequence[str]) -> list[str]:
     arguments = list(argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
+    elif len(arguments) > 1 and _is_recipe(arguments[-1]) and _is_whole_flag(arguments[:-1]):
+        arguments = ["--config", arguments[-1], *arguments[:-1]]
     recipes: list[str] = []
     flags: list[str] = []
     while arguments:
@@ -208,6 +210,16 @@ def _recipes_first(argv: Sequence[str]) -> list[str]:
         else:
             flags.append(argument)
     return recipes + flags
+
+
+def _is_recipe(argument: str) -> bool:
+    return argument.endswith((".yaml", ".yml")) and not argument.startswith("-")
+
+
+def _is_whole_flag(arguments: Sequence[str]) -> bool:
+    """Whether the last of the arguments ends a flag and its value, so that what follows is no value of it."""
+    *before, last = arguments
+    return "=" in last if last.startswith("--") else bool(before) and before[-1].startswith("--")
 
 
 def _short_flags(config_class: type[object]) -> dict[str, str]:
@@ -228,7 +240,11 @@ def _has_field(config_class: object, path: Sequence[str]) -> bool:
 
 
 def _lengthen(argument: str, short_flags: Mapping[str, str]) -> str:
+    """A flag as the parser knows it: --base-url and --base_url are the same, --model may be short for another."""
     name, equals, value = argument.partition("=")
+    if name.startswith("--"):
+        field, dot, below = name[2:].partition(".")  # a key below a field may hold dashes of its own
+        name = f"--{field.replace('-', '_')}{dot}{below}"
     return f"{short_flags.get(name, name)}{equals}{value}"
 
 

@@ -17,7 +17,7 @@ from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.loading import build_engine
 from ace_learn.engines.requests import Output, Request
 from ace_learn.engines.sampling import Sampling
-from ace_learn.evaluate.metrics import LatencyModel
+from ace_learn.evaluate.metrics import LatencyModel, answer_times, json_of
 from ace_learn.features import shard_folders
 from ace_learn.labels.records import TraceRecord, read_records
 from ace_learn.models.target import Target
@@ -139,10 +139,7 @@ def measure_latency(full: HFEngine, learned: HFEngine, requests: Sequence[Reques
             engine_outputs = engine.generate([request])
             tokens.append(len(engine_outputs[0].token_ids))
             seconds.append(engine_outputs[0].seconds)
-    if min(tokens) == max(tokens):  # no line through one point
-        return LatencyModel(prefill_s=0.0, per_token_s=float(np.mean(seconds)) / tokens[0])
-    slope, intercept = np.polyfit(tokens, seconds, 1)
-    return LatencyModel(prefill_s=max(0.0, float(intercept)), per_token_s=float(slope))
+    return LatencyModel.fit(tokens, seconds)
 
 
 def _live_json(
@@ -176,15 +173,19 @@ def _arm_json(
         answered_correctly(record, output, exit_index[i], target.markers.end)
         for i, (record, output) in enumerate(zip(records, outputs, strict=True))
     ]
-    valid = [output.seconds for output in outputs if output.answer is not None]
+    times = answer_times(
+        np.array([output.seconds for output in outputs]),
+        np.array([output.answer is not None for output in outputs]),
+        np.array(correct),
+        elapsed_s=seconds,
+    )
     steps = sum(output.stats.verify_steps for output in outputs)
     tokens = sum(len(output.token_ids) for output in outputs)
     return {
         "accuracy": float(np.mean(correct)),
         "tokens_mean": tokens / len(outputs),
         "seconds": seconds,
-        "time_to_valid_answer_s": float(np.mean(valid)) if valid else None,
-        "valid_answers_per_s": len(valid) / seconds,
+        **json_of(times._asdict()),
         "tokens_per_verify_step": tokens / steps,
         "drafted": sum(output.stats.drafted for output in outputs),
         "accepted": sum(output.stats.accepted for output in outputs),

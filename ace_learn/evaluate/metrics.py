@@ -1,11 +1,11 @@
 """The figures of the result table, their intervals, and the paired comparisons between methods."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy.stats import binomtest
 
@@ -17,19 +17,73 @@ from ace_learn.evaluate.traces import Traces
 
 
 class LatencyModel(NamedTuple):
-    """Seconds to commit = prefill_s + per_token_s * output tokens up to the commit; both constants are measured.
+    """T = P + c (tau + delta) + C_A, seconds from a request's start to its committed answer; P and c are measured.
 
     Attributes:
-        prefill_s: seconds from the request's start to its first token.
-        per_token_s: seconds per output token.
+        prefill_s: P, seconds from the request's start to its first token.
+        per_token_s: c, seconds per output token.
     """
 
     prefill_s: float
     per_token_s: float
 
-    def seconds(self, tokens: Int[ndarray, " n"]) -> Float[ndarray, " n"]:
-        """Modelled seconds of runs with that many output tokens."""
-        return np.asarray(self.prefill_s + self.per_token_s * tokens, dtype=np.float64)
+    @classmethod
+    def fit(cls, tokens: Sequence[int], seconds: Sequence[float]) -> Self:
+        """The line through measured runs: output tokens, and seconds to the last of them."""
+        if min(tokens) == max(tokens):  # no line through one point
+            return cls(prefill_s=0.0, per_token_s=float(np.mean(seconds)) / tokens[0])
+        slope, intercept = np.polyfit(tokens, seconds, 1)
+        return cls(prefill_s=max(0.0, float(intercept)), per_token_s=float(slope))
+
+    def seconds(
+        self,
+        tokens: Int[ndarray, " n"],
+        *,
+        late: Int[ndarray, " n"] | int = 0,
+        answer_s: Float[ndarray, " n"] | float = 0.0,
+    ) -> Float[ndarray, " n"]:
+        """Modelled seconds T of n runs.
+
+        Args:
+            tokens: tau, output tokens up to the one that settles the run's end: the commit, or the boundary at which
+                thinking ends (then the answer's time goes into `answer_s`).
+            late: delta, tokens decoded behind it before the engine acts on it.
+            answer_s: C_A, seconds for what follows: an answer that is not among `tokens`, the contract's own work.
+        """
+        return np.asarray(self.prefill_s + self.per_token_s * (tokens + late) + answer_s, dtype=np.float64)
+
+
+class AnswerTimes(NamedTuple):
+    """How fast valid answers come; nan where there is none.
+
+    Attributes:
+        time_to_valid_answer_s: mean seconds from a request's start to the commit of its valid answer.
+        valid_answers_per_s: valid answers / elapsed seconds.
+        engine_seconds_per_solved: elapsed seconds / problems answered correctly.
+    """
+
+    time_to_valid_answer_s: float
+    valid_answers_per_s: float
+    engine_seconds_per_solved: float
+
+
+def answer_times(
+    seconds: Float[ndarray, " n"], valid: Bool[ndarray, " n"], correct: Bool[ndarray, " n"], *, elapsed_s: float
+) -> AnswerTimes:
+    """The three figures of n requests.
+
+    Args:
+        seconds: from each request's start to its end, which is the commit where there is one.
+        valid: whether it has a valid answer.
+        correct: whether that answer is right.
+        elapsed_s: how long the engine was busy with all of them.
+    """
+    solved = int(correct.sum())
+    return AnswerTimes(
+        time_to_valid_answer_s=float(seconds[valid].mean()) if valid.any() else float("nan"),
+        valid_answers_per_s=float(valid.sum()) / elapsed_s,
+        engine_seconds_per_solved=elapsed_s / solved if solved else float("nan"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +192,7 @@ def summarise(method: str, replayed: Replayed, traces: Traces, latency: LatencyM
     n = traces.num_problems
     oracle = replay(traces, traces.first)
     seconds = latency.seconds(replayed.tokens)
-    valid = replayed.valid
+    times = answer_times(seconds, replayed.valid, replayed.correct, elapsed_s=float(seconds.sum()))
     lost = int(replayed.lost_correct.sum())
     return MethodRow(
         method=method,
@@ -151,8 +205,8 @@ def summarise(method: str, replayed: Replayed, traces: Traces, latency: LatencyM
         ),
         lost_correct=lost / n,
         lost_correct_ucb95=upper_bound(lost, n),
-        time_to_valid_answer_s=float(seconds[valid].mean()) if valid.any() else float("nan"),
-        valid_answers_per_s=float(valid.mean() / seconds.mean()),
+        time_to_valid_answer_s=times.time_to_valid_answer_s,
+        valid_answers_per_s=times.valid_answers_per_s,
     )
 
 

@@ -1,7 +1,7 @@
 import errno
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ace_learn.artifacts import config_json, dump_config, same_config
 from ace_learn.cli.common import build_parser, parse_config, run_command
+from ace_learn.tasks.json_object import JsonObject
 from tests.cli.toy_config import ToyConfig, ToyHead
 
 if TYPE_CHECKING:
@@ -57,13 +58,17 @@ def test_command_defaults_replace_the_class_defaults(recipe):
     assert read(recipe, defaults={"head.width": 9}).head.width == 5
 
 
-@pytest.mark.parametrize("order", ["recipe first", "config flag", "config flag last", "config with ="])
+@pytest.mark.parametrize(
+    "order", ["recipe first", "config flag", "config flag last", "config with =", "recipe last", "behind ="]
+)
 def test_flag_beats_recipe_beats_default(recipe, order):
     argv = {
         "recipe first": [recipe, "--rate", "3"],
         "config flag": ["--config", recipe, "--rate", "3"],
         "config flag last": ["--rate", "3", "--config", recipe],
         "config with =": ["--rate", "3", f"--config={recipe}"],
+        "recipe last": ["--rate", "3", recipe],
+        "behind =": ["--rate=3", recipe],
     }[order]
     config = read(*argv)
     assert (config.rate, config.head.width, config.label) == (3.0, 5, "x")
@@ -336,3 +341,24 @@ def test_short_flag_beats_the_recipe_and_leaves_other_values_alone(tmp_path):
 
 def test_a_config_with_its_own_model_has_no_short_flag():
     assert "is short for" not in build_parser(ToyConfig, description="Toy.").format_help()
+
+
+def test_a_recipe_behind_a_flag_is_its_value(recipe):
+    assert read("--model", recipe) == ToyConfig(model=Path(recipe))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashedConfig:
+    """Has a name of two words."""
+
+    base_url: str = ""
+    """A text."""
+    free: JsonObject = field(default_factory=dict)
+    """Any keys."""
+
+
+@pytest.mark.parametrize("argv", [["--base-url", "a-b"], ["--base-url=a-b"], ["--base_url", "a-b"]])
+def test_flags_may_be_spelt_with_dashes(argv):
+    parser = build_parser(DashedConfig, description="Toy.")
+    config = parse_config(parser, DashedConfig, [*argv, "--free.some-key", "c-d"])
+    assert config == DashedConfig(base_url="a-b", free={"some-key": "c-d"})

@@ -10,6 +10,7 @@ from ace_learn.evaluate.metrics import (
     LatencyModel,
     accuracy_difference,
     against_budgets,
+    answer_times,
     captured_savings,
     interpolate_rows,
     json_of,
@@ -188,3 +189,34 @@ def test_paired_differences():
     intervals = row_intervals(full, traces, Bootstrap(replicates=400))
     assert intervals.accuracy.low < full.correct.mean() < intervals.accuracy.high
     assert intervals.captured_savings == Interval(0.0, 0.0)
+
+
+def test_the_latency_model_by_hand():
+    # T = P + c (tau + delta) + C_A = 0.5 + 0.01 * (100 + 5) + 0.25
+    assert LATENCY.seconds(np.array([100]), late=5, answer_s=0.25) == pytest.approx([1.8])
+    assert LATENCY.seconds(np.array([100, 0])) == pytest.approx([1.5, 0.5])
+    assert LATENCY.seconds(np.array([100, 0]), late=np.array([0, 7])) == pytest.approx([1.5, 0.57])
+
+
+@given(st.floats(0, 1), st.floats(1e-4, 1), st.lists(st.integers(1, 1000), min_size=2, max_size=9, unique=True))
+def test_the_latency_model_is_found_again_in_what_it_says(prefill_s, per_token_s, tokens):
+    model = LatencyModel(prefill_s=prefill_s, per_token_s=per_token_s)
+    fitted = LatencyModel.fit(tokens, model.seconds(np.array(tokens)).tolist())
+    assert fitted.per_token_s == pytest.approx(per_token_s, rel=1e-6, abs=1e-9)
+    assert fitted.prefill_s == pytest.approx(prefill_s, abs=1e-6)
+
+
+def test_a_fit_to_one_length_has_no_prefill_and_none_is_below_zero():
+    assert LatencyModel.fit([4, 4], [1.0, 3.0]) == (0.0, 0.5)
+    assert LatencyModel.fit([1, 2], [1.0, 3.0]) == (0.0, pytest.approx(2.0))
+
+
+def test_answer_times_by_hand():
+    seconds, valid = np.array([1.0, 2.0, 6.0]), np.array([True, True, False])
+    times = answer_times(seconds, valid, np.array([True, False, False]), elapsed_s=4.0)
+    assert times == (1.5, 0.5, 4.0)
+    none = np.zeros(3, dtype=bool)
+    times = answer_times(seconds, none, none, elapsed_s=4.0)
+    assert np.isnan(times.time_to_valid_answer_s)
+    assert times.valid_answers_per_s == 0.0
+    assert np.isnan(times.engine_seconds_per_solved)

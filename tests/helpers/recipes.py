@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ace_learn.features import SOURCES
 from ace_learn.tasks.sets import data_set_names
+from tests.helpers.loopback import Loopback, tokens_of
 from tests.helpers.targets import WORDS, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +178,14 @@ def run(stage: Stage) -> Path:
     return output
 
 
+def stream(stage: Stage) -> Path:
+    """Two problems, sent to a server on loopback that has one answer to all."""
+    output = stage.folder / "out.jsonl"
+    with Loopback(script=tokens_of("<think>so</think>\\boxed{7}, done")) as server:
+        stage.run("--base_url", server.base_url, "--problems", 2, "--output", output)
+    return output
+
+
 def ablate(stage: Stage) -> Path:
     """The data set that the recipe builds before anything else."""
     part = stage.folder / "build.yaml"
@@ -206,6 +215,7 @@ RULES: dict[str, Callable[[Stage], Path]] = {
     "ace_learn.train": train,
     "ace_learn.calibrate": calibrate,
     "ace_learn.run": run,
+    "ace_learn.stream": stream,
     "ace_learn.ablate": ablate,
     "ace_learn.reasoner train": train_reasoner,
     "ace_learn.reasoner evaluate": evaluate_reasoner,
