@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "add-a-contract": ("ace_learn/contracts/date.py", "ace_learn/contracts/kinds.py"),
+    "contracts": ("ace_learn/contracts/date.py", "ace_learn/contracts/kinds.py"),
     "add-a-baseline": ("ace_learn/evaluate/baselines/paragraphs.py", "ace_learn/evaluate/baselines/__init__.py"),
 }
 
@@ -49,4 +49,4 @@ def test_the_example_works_with_one_file_and_one_line(name, copy):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_one_page(name):
-    assert len((ROOT / "docs" / f"{name}.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "docs" / f"{name}.md").read_text().splitlines()) <= 165
