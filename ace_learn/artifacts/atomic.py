@@ -41,17 +41,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         OSError: The disk is full or the path cannot be written; then nothing has changed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_name(path)
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    with _replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: JSON) -> None:
@@ -81,13 +74,19 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
     Raises:
         OSError: The disk is full or the path cannot be written; then the temporary file is gone again.
     """
+    with _replacing(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Name of a file that takes the place of `path` when the block has ended well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ SECONDS = 5.0
 MEMORY = 4 << 30
 """One that takes more bytes does as well."""
 PATIENCE_SECONDS = 300.0
-"""When a comparison has not had its processor time by then, something is wrong with the machine."""
+"""A worker that has neither replied nor used up its processor time by then hangs."""
 START_SECONDS = 120.0
 """Importing sympy takes seconds on a busy machine."""
 MAX_EXPRESSION = 512
@@ -73,6 +73,8 @@ class _Workers:
             reply = self._reply(process, PATIENCE_SECONDS)
             if not reply:  # it died of this expression
                 self._stop(process)
+            if reply is None:
+                raise RuntimeError(f"math-verify has not replied within {PATIENCE_SECONDS:g} s on {a!r} and {b!r}")
             return reply == "true\n"
 
     def _running(self) -> subprocess.Popen[str]:
@@ -91,12 +93,12 @@ class _Workers:
         self._process, self._owner = process, os.getpid()
         return process
 
-    def _reply(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """The next line, or "" when it does not come in time; a reply is one short line, so it comes whole."""
+    def _reply(self, process: subprocess.Popen[str], seconds: float) -> str | None:
+        """The next line, "" if the child has ended, None if nothing comes in time; a line is short and comes whole."""
         assert process.stdout is not None, "opened with a pipe"
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            return process.stdout.readline() if selector.select(seconds) else ""
+            return process.stdout.readline() if selector.select(seconds) else None
 
     def _close(self) -> None:
         if self._process is not None and self._owner == os.getpid():

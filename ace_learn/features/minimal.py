@@ -21,6 +21,24 @@ MinimalChoice: TypeAlias = Literal["built", "first", "stable"]
 _COLUMNS = ("problem", "excluded", "boundary", "first", "stable", "think_start", "think_end")
 
 
+class Way(NamedTuple):
+    """How far tokens are on the way to the end of the least thinking."""
+
+    progress: Float32[Tensor, " m"]
+    remaining: Float32[Tensor, " m"]
+
+
+def way_to(minimal_position: Int64[Tensor, " m"] | int, position: Int64[Tensor, " m"]) -> Way:
+    """Progress = min(1, (t + 1) / (b* + 1)) and remaining = max(0, b* - t) tokens.
+
+    Args:
+        minimal_position: token index of b* from the think start, of each row or of all.
+        position: token index t from the think start.
+    """
+    progress = ((position + 1) / (minimal_position + 1)).clamp_max(1.0)
+    return Way(progress, (minimal_position - position).clamp_min(0).float())
+
+
 class MinimalPositions(NamedTuple):
     """Where the least thinking that keeps the answer ends.
 
@@ -39,17 +57,17 @@ class MinimalPositions(NamedTuple):
         trace: Int64[Tensor, " m"],
         position: Int64[Tensor, " m"],
     ) -> Float32[Tensor, "m S"]:
-        """Targets of rows, with progress = min(1, (t + 1) / (b* + 1)) and remaining = max(0, b* - t) anew.
+        """Targets of rows, with progress and remaining anew; see `way_to`.
 
         Args:
             targets: as they are stored, columns `LEARNED`; what is undefined there (nan) stays so.
             trace: problem number of each row.
             position: token index t of each row from the think start.
         """
-        end = self.position[torch.searchsorted(self.problem, trace)]
+        way = way_to(self.position[torch.searchsorted(self.problem, trace)], position)
         fresh = targets.clone()
-        fresh[:, LEARNED.index("progress")] = ((position + 1) / (end + 1)).clamp_max(1.0)
-        fresh[:, LEARNED.index("remaining")] = (end - position).clamp_min(0).float()
+        for name in Way._fields:
+            fresh[:, LEARNED.index(name)] = getattr(way, name)
         return torch.where(targets.isnan(), targets, fresh)
 
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ace_learn.features.minimal import way_to
+
 Minimal = Literal["first", "stable"]
 
 
@@ -54,8 +56,7 @@ def targets(
         confidence; progress = min(1, (t + 1) / (b* + 1)); remaining = max(0, b* - t) tokens; consistency = match rate
         (NaN off boundaries, and where it is unknown).
     """
-    progress = ((position + 1) / (minimal_position + 1)).clamp_max(1.0)
-    remaining = (minimal_position - position).clamp_min(0).float()
+    way = way_to(minimal_position, position)
     rates = [torch.nan if rate is None else rate for rate in match_rate]
     consistency = torch.tensor([*rates, torch.nan], dtype=torch.float32)  # index -1 reads the NaN
-    return torch.stack((confidence.float(), progress, remaining, consistency[boundary]), dim=-1)
+    return torch.stack((confidence.float(), way.progress, way.remaining, consistency[boundary]), dim=-1)

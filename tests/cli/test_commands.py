@@ -1,6 +1,7 @@
 """The commands as a user types them: a foreign model through the whole pipeline, and bad input at each stage."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_a_prompt_is_shown_live(llama, capsys):
          "--prompt", "the sum?", "--contract", "{kind: boxed}", "--max_new_tokens", "150"]
     )  # fmt: skip
     shown = capsys.readouterr().out
-    assert "thinking" in shown
+    assert re.search(r"thinking (ended by|never began|was cut by)", shown)
     assert "answer:" in shown
 
 

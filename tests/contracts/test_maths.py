@@ -29,6 +29,14 @@ def test_an_expression_that_takes_too_much_is_unequal_and_the_next_one_is_read(h
     assert MATHS.equal("7^2", "98/2")
 
 
+def test_a_worker_that_hangs_is_no_answer(monkeypatch):
+    monkeypatch.setattr(maths, "PATIENCE_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="has not replied"):
+        MATHS.equal("7^2+1", "50")
+    monkeypatch.undo()
+    assert MATHS.equal("7^2+1", "50")
+
+
 def test_in_prose_it_compares_texts_so_that_no_exit_depends_on_the_clock():
     prose = MATHS.in_prose()
     assert prose.scope == "anywhere"
