@@ -120,6 +120,19 @@ class BoundaryTables(NamedTuple):
         """The tables on a device."""
         return BoundaryTables(*(table.to(device) for table in self))
 
+    def of(self, tokens: Int[Tensor, "*rows"]) -> BoundaryTables:
+        """What the tables say of some tokens: fields of the tokens' shape."""
+        return BoundaryTables(*(table[tokens] for table in self))
+
+    def step(self, standing: Float[Tensor, " B"]) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
+        """`advance`, for fields that are those of one token per row (`of`)."""
+        after_one = standing == AFTER_NEWLINE
+        continues = (standing == IN_BREAK) & self.blank
+        closes = ~continues & (self.breaks | (after_one & self.newline))
+        after_newline = self.ends_newline | (after_one & self.blank)
+        moved = torch.where(after_newline, AFTER_NEWLINE, TEXT)
+        return torch.where(continues | closes, IN_BREAK, moved), closes
+
     def advance(
         self, standing: Float[Tensor, " B"], token: Int[Tensor, " B"]
     ) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
@@ -127,12 +140,7 @@ class BoundaryTables(NamedTuple):
 
         White space behind a boundary continues its break and is not a second boundary.
         """
-        blank, newline = self.blank[token], self.newline[token]
-        continues = (standing == IN_BREAK) & blank
-        closes = ~continues & (self.breaks[token] | ((standing == AFTER_NEWLINE) & newline))
-        after_newline = self.ends_newline[token] | ((standing == AFTER_NEWLINE) & blank)
-        moved = torch.where(after_newline, AFTER_NEWLINE, TEXT)
-        return torch.where(continues | closes, IN_BREAK, moved), closes
+        return self.of(token).step(standing)
 
 
 class MarkerMatcher:
@@ -154,7 +162,11 @@ class MarkerMatcher:
 
     def advance(self, matched: Float[Tensor, " B"], token: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         """Tokens of the marker matched after `token`, given those matched before it; `length` means complete."""
-        return self.transition[matched.long(), self.symbol[token]]
+        return self.step(matched, self.symbol[token])
+
+    def step(self, matched: Float[Tensor, " B"], symbol: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """`advance`, for a token whose `symbol` was looked up."""
+        return self.transition[matched.long(), symbol]
 
 
 def _longest_match(marker: tuple[int, ...], state: int, token: int) -> int:
@@ -164,7 +176,7 @@ def _longest_match(marker: tuple[int, ...], state: int, token: int) -> int:
 
 
 _TEMPLATE_TAIL = 2
-"""Tokens of white space that a chat template may put behind the think start that it opens."""
+"""Tokens of white space that a chat template may put behind the think start that it opens, or the think end."""
 
 
 def opens_think(ids: Sequence[int], markers: ThinkMarkers) -> bool:
@@ -172,9 +184,25 @@ def opens_think(ids: Sequence[int], markers: ThinkMarkers) -> bool:
 
     A start marker further up was written by the user, and opens nothing.
     """
-    opened = _last_occurrence(ids, markers.start)
-    at_the_end = opened >= 0 and len(ids) - opened - len(markers.start) <= _TEMPLATE_TAIL
-    return at_the_end and opened > _last_occurrence(ids, markers.end)
+    tail = _tail(ids, markers)
+    opened = _last_occurrence(tail, markers.start)
+    at_the_end = opened >= 0 and len(tail) - opened - len(markers.start) <= _TEMPLATE_TAIL
+    return at_the_end and opened > _last_occurrence(tail, markers.end)
+
+
+def closes_think(ids: Sequence[int], markers: ThinkMarkers) -> bool:
+    """Whether a prompt ends behind a think block that its template closed: thinking is disabled.
+
+    A block further up is of an earlier turn, and disables nothing.
+    """
+    tail = _tail(ids, markers)
+    closed = _last_occurrence(tail, markers.end)
+    return closed >= 0 and len(tail) - closed - len(markers.end) <= _TEMPLATE_TAIL
+
+
+def _tail(ids: Sequence[int], markers: ThinkMarkers) -> Sequence[int]:
+    """All of a prompt that can matter: a marker behind one at the very end, so that long prompts cost no search."""
+    return ids[-(len(markers.start) + len(markers.end) + _TEMPLATE_TAIL) :]
 
 
 def _last_occurrence(ids: Sequence[int], marker: tuple[int, ...]) -> int:

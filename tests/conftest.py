@@ -25,8 +25,14 @@ def pytest_collection_modifyitems(items):
 
         if not torch.cuda.is_available():
             _skip(gpu, "needs a CUDA device")
+    vllm = [item for item in items if item.get_closest_marker("vllm")]
+    for item in vllm:  # vLLM warns of what it imports, and nothing here can change that; our own code may not
+        item.add_marker(pytest.mark.filterwarnings("default"))
+        item.add_marker(pytest.mark.filterwarnings(r"error:::(ace_learn|tests)(\.|$)"))
+        # It looks at every object of every module, deprecated ones of torch among them, and so does a shim of ours.
+        item.add_marker(pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"))
     if importlib.util.find_spec("vllm") is None:
-        _skip([item for item in items if item.get_closest_marker("vllm")], "needs vLLM: make vllm-cpu")
+        _skip(vllm, "needs vLLM: make vllm-cpu")
 
 
 def _skip(items, reason):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ace_learn.thinking import IN_BREAK, BoundaryTables, MarkerMatcher, ThinkMarkers, opens_think
+from ace_learn.thinking import IN_BREAK, BoundaryTables, MarkerMatcher, ThinkMarkers, closes_think, opens_think
 from tests.helpers.targets import tiny_tokenizer
 
 
@@ -80,3 +80,24 @@ def test_tokenizer_without_markers_is_refused_with_a_remedy():
         ThinkMarkers.from_tokenizer(tokenizer, start="<reason>")
     many = ThinkMarkers.from_tokenizer(tokenizer, start="so", end="sum", multi_token=True)
     assert many.start == tuple(tokenizer.encode("so"))
+
+
+def test_a_template_that_closes_the_block_disables_thinking():
+    markers = ThinkMarkers((4,), (5, 6))
+    assert closes_think([1, 4, 2, 5, 6], markers)
+    assert closes_think([1, 4, 2, 5, 6, 2, 2], markers)
+    assert not closes_think([4, 2, 5, 6, 1, 1, 1], markers)  # an earlier turn
+    assert not closes_think([1, 4], markers)
+    assert not closes_think([1, 2, 6], markers)
+    assert not closes_think([], markers)
+
+
+def test_markers_are_looked_for_at_the_end_alone():
+    class Prompt(list):
+        def __getitem__(self, place):
+            assert not isinstance(place, slice) or place.start >= -7
+            return super().__getitem__(place)
+
+    markers = ThinkMarkers((4,), (5, 6))
+    assert opens_think(Prompt([0] * 100_000 + [4]), markers)
+    assert closes_think(Prompt([0] * 100_000 + [5, 6]), markers)

@@ -59,7 +59,10 @@ class JsonFields:
         value = self.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, "a number", value)
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise self._wrong(key, "a number that is not too large", value) from error
 
     def boolean(self, key: str) -> bool:
         """A boolean field."""

@@ -11,6 +11,7 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass, make_dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar, get_args, get_type_hints
@@ -20,7 +21,7 @@ from jsonargparse import ArgumentParser, Namespace, set_dumper, set_parsing_sett
 
 from ace_learn.artifacts import dump_config
 
-__all__ = ["build_parser", "parse_config", "run_command"]
+__all__ = ["build_parser", "parse_config", "read_choice", "run_command"]
 
 Config = TypeVar("Config")
 
@@ -135,6 +136,29 @@ def parse_config(parser: ArgumentParser, config_class: type[Config], argv: Seque
     values = parser.instantiate(parsed)
     assert isinstance(values, Namespace)
     return config_class(**{key: value for key, value in vars(values).items() if key != "config"})
+
+
+def read_choice(argv: Sequence[str], field: str, *, default: str) -> str:
+    """A text field of the config that the arguments describe, read before it is known which config that is.
+
+    Args:
+        argv: An optional recipe, then flags, as `parse_config` takes them.
+        field: The field, of the outermost object.
+        default: What it is where neither flag nor recipe has it, or the recipe cannot be read: the parser says why.
+    """
+    arguments = _recipes_first(list(argv))
+    found = default
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if not equals:
+            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+        if name == f"--{field}":
+            return value
+        if name == "--config" and Path(value).is_file():
+            with suppress(yaml.YAMLError, RecursionError, UnicodeDecodeError):
+                recipe = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+                found = str(recipe.get(field, found)) if isinstance(recipe, dict) else found
+    return found
 
 
 def _refuse_ambiguous_yaml(argument: str) -> None:

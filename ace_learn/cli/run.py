@@ -16,7 +16,9 @@ from ace_learn.contracts import Contract
 from ace_learn.engines.requests import EosInThink
 from ace_learn.engines.sampling import Sampling
 from ace_learn.models.target import TargetConfig
+from ace_learn.speculation.adaptive import AdaptiveConfig
 from ace_learn.speculation.drafters import DrafterConfig
+from ace_learn.speculation.rules import AcceptanceConfig
 from ace_learn.tasks import TaskConfig, build_task
 from ace_learn.tasks.json_object import JsonObject
 
@@ -53,6 +55,10 @@ class RunConfig:
     """How tokens are drawn; a certificate holds for its own sampling alone."""
     drafter: DrafterConfig = DrafterConfig()
     """What drafts tokens for the target to verify."""
+    acceptance: AcceptanceConfig = AcceptanceConfig()
+    """When a drafted token is accepted."""
+    adaptive: AdaptiveConfig = AdaptiveConfig()
+    """Whether only the drafts that are likely to be accepted are verified."""
     max_new_tokens: int = 4096
     """Cap on a request's output."""
     max_answer_tokens: int = 256
@@ -104,6 +110,8 @@ def run(config: RunConfig) -> None:
             sampling=config.sampling,
             batch_size=config.batch_size,
             drafter=config.drafter,
+            acceptance=config.acceptance,
+            adaptive=config.adaptive,
         )
         if config.prompt is None:
             _run_task(config, engine, examples, file)
@@ -215,6 +223,9 @@ def _print_speculation(outputs: Sequence[Output]) -> None:
             f"speculation: {accepted / steps:.2f} drafts accepted and {tokens / steps:.2f} tokens emitted per verify "
             f"step, {accepted / drafted:.1%} of {drafted:,} drafts accepted"
         )
+        spent = sum(output.stats.kl_spent for output in outputs)
+        if spent:
+            print(f"acceptance rule: {spent / tokens:.4f} nats per token spent on KL(h||q)")
 
 
 def output_json(output: Output) -> dict[str, object]:
@@ -239,6 +250,7 @@ def output_json(output: Output) -> dict[str, object]:
         "drafted": output.stats.drafted,
         "accepted": output.stats.accepted,
         "accepted_histogram": output.stats.histogram,
+        "kl_spent": output.stats.kl_spent,
         "seconds": output.seconds,
     }
 

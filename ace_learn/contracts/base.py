@@ -36,6 +36,8 @@ class Contract(ABC):
 
     kind: ClassVar[str]
     lookback: ClassVar[int] = 0
+    looks_ahead: ClassVar[bool] = True
+    """Whether an answer may be settled by text behind its end."""
 
     scope: Scope = "answer"
     """"answer" skips think spans, "anywhere" reads them like any other text."""
@@ -119,7 +121,13 @@ class Contract(ABC):
         markers = None
         if self.scope == "answer":
             markers = Markers(self.think_start, self.think_end)
-        return Committer(self.scan, markers=markers, in_think=starts_in_think, lookback=self.lookback)
+        return Committer(
+            self.scan,
+            markers=markers,
+            in_think=starts_in_think,
+            lookback=self.lookback,
+            looks_ahead=self.looks_ahead,
+        )
 
     def in_prose(self) -> Contract:
         """The contract that reads a paragraph of thinking as a text of its own, by rules that take next to no time."""

@@ -110,8 +110,11 @@ class Committer:
     answer after it, and a digit run before it stays unsettled.
     """
 
-    def __init__(self, scan: Scan, *, markers: Markers | None, in_think: bool, lookback: int) -> None:
+    def __init__(
+        self, scan: Scan, *, markers: Markers | None, in_think: bool, lookback: int, looks_ahead: bool = True
+    ) -> None:
         """Use :meth:`Contract.committer`."""
+        self._looks_ahead = looks_ahead
         self._scan = scan
         self._lookback = lookback
         self._filter = None if markers is None else ThinkFilter(markers, in_think=in_think)
@@ -143,6 +146,11 @@ class Committer:
                 self._commit = next(self._steps, None)
         self._closed = True
         return self._commit
+
+    @property
+    def held(self) -> int | None:
+        """Offset behind which text may only serve to decide, so that a commit may cut it; None where there is none."""
+        return self._source.held if self._looks_ahead and self._commit is None else None
 
     def _begin(self, offset: int) -> None:
         self._source = Source(base=offset, lookback=self._lookback)

@@ -30,6 +30,7 @@ class JsonSchema(Contract):
     """The answer is a JSON object or array that fits a schema."""
 
     kind: ClassVar[str] = "json"
+    looks_ahead: ClassVar[bool] = False
 
     schema_text: str = "true"
     """The schema as JSON text, which makes the contract hashable; see :meth:`of`."""

@@ -71,16 +71,18 @@ class Patch(Contract):
         line = yield from read_line(source)
         while line != "":
             fence = None if line is None else _FENCE.fullmatch(line)
+            source.hold = source.offset - len(line or "")
             if fence is not None:
                 found = yield from _fenced(source, fence[1], keep=fence[2].lower() in _INFO)
             elif line is not None and line.startswith(_STARTS):
                 found = yield from _bare(source, line)
             else:
+                source.hold = None
                 line = yield from read_line(source)
                 continue
             if self.valid(found.text):
                 return Commit(found.text, found.end)
-            line = found.line
+            source.hold, line = None, found.line
         return None
 
     def valid(self, answer: JSON) -> bool:

@@ -42,6 +42,8 @@ class Source:
         self.closed = False
         self._base = base
         self._lookback = lookback
+        self.hold: int | None = None
+        """Where what is read began, for a parser that marks other places meanwhile."""
         self._mark: int | None = None
         self._kept: list[str] = []
         self._kept_size = 0
@@ -58,6 +60,11 @@ class Source:
     def offset(self) -> int:
         """Offset of the reading position in the whole text."""
         return self._base + self.pos
+
+    @property
+    def held(self) -> int | None:
+        """Offset at which something began that is not decided; None where nothing is under way."""
+        return self._mark if self.hold is None else self.hold
 
     def push(self, text: str) -> None:
         """Append text, dropping what can no longer be asked for."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ace_learn.contracts.committer import Commit
+from ace_learn.contracts.committer import Commit, Committer
 
 Decode = Callable[[Sequence[int]], str]
 """E.g. `functools.partial(tokenizer.decode, skip_special_tokens=False)`."""
@@ -37,6 +37,8 @@ class TokenCommit(NamedTuple):
     commit: Commit
     num_tokens: int
     """Tokens to keep. The last one may hold more text than `commit.end`, which cuts it."""
+    surplus: int = 0
+    """Characters of the kept tokens behind `commit.end`."""
 
 
 class Detokenizer:
@@ -100,6 +102,12 @@ class TokenStream:
             self._read(self._detokenizer.push(token_id))
         return self._commit
 
+    @property
+    def num_sure(self) -> int:
+        """Tokens read that a commit yet to come will keep whole; those behind them may only serve to decide."""
+        held = self._committer.held if isinstance(self._committer, Committer) else None
+        return len(self._ends) if held is None else bisect_right(self._ends, held)
+
     def close(self, *, truncated: bool = False) -> TokenCommit | None:
         """End of generation; see :meth:`Committer.close`."""
         if self._commit is None and self._ends:
@@ -117,4 +125,5 @@ class TokenStream:
 
     def _settle(self, commit: Commit | None) -> None:
         if commit is not None:
-            self._commit = TokenCommit(commit, bisect_left(self._ends, commit.end) + 1)
+            last = bisect_left(self._ends, commit.end)
+            self._commit = TokenCommit(commit, last + 1, self._ends[last] - commit.end)

@@ -37,6 +37,7 @@ class Tag(Contract):
 
     kind: ClassVar[str] = "tag"
     lookback: ClassVar[int] = 80
+    looks_ahead: ClassVar[bool] = False
 
     tag: str
 

@@ -23,11 +23,13 @@ from ace_learn.exit.state import entropy_of
 from ace_learn.exit.tracker import ExitTracker, Hidden, Rows, Verdict
 from ace_learn.models.cache import SlotCache
 from ace_learn.models.catch_up import catch_up
-from ace_learn.models.target import RowOutputs, Target
+from ace_learn.models.target import RowOutputs, Target, select_layers
 from ace_learn.signals import named
-from ace_learn.speculation.acceptance import Window, emit, follow, standard
+from ace_learn.speculation.acceptance import Window, emit, follow, verify
+from ace_learn.speculation.adaptive import AdaptiveVerifier
 from ace_learn.speculation.drafters import Drafter, Drafts
 from ace_learn.speculation.noise import Stream, gumbel, uniform
+from ace_learn.speculation.rules import AcceptanceConfig
 
 
 class BoundarySignals(NamedTuple):
@@ -53,6 +55,9 @@ class Decoding:
     tracker: ExitTracker | None = None
     drafter: Drafter | None = None
     num_draft_tokens: int = 0
+    acceptance: AcceptanceConfig = AcceptanceConfig()
+    verifier: AdaptiveVerifier | None = None
+    """Predicts which drafts are accepted, and trims the others; None: every draft is verified."""
     aux_layers: tuple[int, ...] = ()
     capture: Capture | None = None
     listener: TokenListener | None = None
@@ -75,6 +80,9 @@ class DecodeBatch:
         self._keys = torch.tensor([live.request.key for live in lives], device=self.device)
         self._prompt_lengths = torch.tensor([len(live.request.prompt_ids) for live in lives], device=self.device)
         self._drafting = None if decoding.drafter is None else decoding.drafter.start(self._keys)
+        self._verification = None if decoding.verifier is None else decoding.verifier.start(len(lives))
+        self._taps = () if decoding.drafter is None else decoding.drafter.taps
+        self._tapped = tuple(sorted({*decoding.aux_layers, *self._taps}))
 
     @torch.inference_mode()
     def run(self, num_cached: Sequence[int] | None = None) -> None:
@@ -101,18 +109,23 @@ class DecodeBatch:
 
     def _prefill(self, num_cached: Sequence[int]) -> None:
         """Feeds what is not cached, and draws the first token."""
+        assert not (self._taps and any(num_cached)), "a drafter must see the hidden states of the whole prompt"
         feeds = [live.ids[start:] for live, start in zip(self.lives, num_cached, strict=True)]
         lengths = [len(live.ids) for live in self.lives]
-        logits = catch_up(self.decoding.target, self.cache, feeds, lengths)[:, None]
+        observer = None if self._drafting is None or not self._taps else self._drafting.observe
+        logits = catch_up(self.decoding.target, self.cache, feeds, lengths, taps=self._taps, observer=observer)[:, None]
         self.forward_tokens += sum(map(len, feeds))
         base = torch.tensor(lengths, device=self.device) - 1
         none = Drafts.none(len(self.lives), self.device)
-        window = self._window(logits, self._forced(self.lives, 1, None), base, none)
+        window = self._window(logits, self._forced(self.lives, 1, None), base, none, None)
         self._commit(none, window, logits.log_softmax(-1), None)
 
     def _step(self) -> None:
         lives = self._active()
         drafts = self._draft(lives)
+        if self._verification is not None:
+            thinking = torch.tensor([live.thinking for live in lives], device=self.device)
+            drafts = self._verification.admit(drafts, self.order[: self.num_active], thinking)
         newest = torch.tensor([live.ids[-1] for live in lives], device=self.device)
         tokens = torch.cat((newest[:, None], drafts.tokens), dim=1)
         base = torch.tensor([len(live.ids) - 1 for live in lives], device=self.device)
@@ -120,28 +133,41 @@ class DecodeBatch:
         positions = base[:, None] + torch.arange(width, device=self.device)
         longest = max(len(live.ids) for live in lives) + width - 1
         decoding = self.decoding
-        outputs = decoding.target.forward(
-            tokens, positions, self.cache, longest=longest, aux_layers=decoding.aux_layers
-        )
+        outputs = decoding.target.forward(tokens, positions, self.cache, longest=longest, aux_layers=self._tapped)
+        if self._drafting is not None:
+            self._drafting.observe(positions, select_layers(outputs.aux, self._tapped, self._taps), longest=longest)
         self.forward_tokens += len(lives) + int(drafts.num_drafted.sum())
         logprobs = outputs.logits.log_softmax(-1)
-        verdict = self._observe(outputs, logprobs, tokens, positions)
-        window = self._window(outputs.logits, self._forced(lives, width, verdict), base, drafts)
+        hidden = self._hidden(outputs, drafts)
+        verdict = self._observe(hidden, logprobs, tokens, positions)
+        forced = self._forced(lives, width, verdict)
+        window = self._window(outputs.logits, forced, base, drafts, verdict)
         if verdict is not None and decoding.capture is not None:
-            self._capture(outputs, base, window.num_accepted, verdict)
+            self._capture(hidden, base, window.num_accepted, verdict)
+        requests, before = self.order[: self.num_active], [live.length for live in lives]
         self._commit(drafts, window, logprobs, verdict)
+        if self._verification is not None:
+            self._verification.observe(window.num_accepted, drafts.num_drafted, forced[:, :-1] < 0)
+            kept = [max(0, live.length - length) for live, length in zip(lives, before, strict=True)]
+            self._verification.keep(requests, kept)
 
     def _draft(self, lives: list[LiveRequest]) -> Drafts:
         """Asks the drafter; where a think end is pending, nothing can be proposed."""
         most = self.decoding.num_draft_tokens
         room = [0 if live.pending else max(0, min(most, live.room - 1)) for live in lives]
-        if self._drafting is None or not any(room):
+        if self._drafting is None:
             return Drafts.none(len(lives), self.device)
         return self._drafting.draft([live.ids for live in lives], room)
 
+    def _hidden(self, outputs: RowOutputs, drafts: Drafts) -> Hidden:
+        """What signals may read of the rows."""
+        aux = select_layers(outputs.aux, self._tapped, self.decoding.aux_layers)
+        rows = outputs.last.shape[1]
+        return Hidden(outputs.last, aux, None if drafts.states is None else drafts.states[:, :rows])
+
     def _observe(
         self,
-        outputs: RowOutputs,
+        hidden: Hidden,
         logprobs: Float[Tensor, "B R V"],
         tokens: Int[Tensor, "B R"],
         positions: Int[Tensor, "B R"],
@@ -155,7 +181,7 @@ class DecodeBatch:
             positions=positions,
             logprobs=torch.cat((self.last_logprob[: self.num_active, None], of_drafts), dim=1),
             entropy=torch.stack([entropy_of(row) for row in logprobs.unbind(1)], dim=1),  # small temporaries
-            hidden=Hidden(outputs.last, outputs.aux),
+            hidden=hidden,
         )
         return self.decoding.tracker.observe(slots, rows)
 
@@ -173,6 +199,7 @@ class DecodeBatch:
         forced: Int[Tensor, "B R"],
         base: Int[Tensor, " B"],
         drafts: Drafts,
+        verdict: Verdict | None,
     ) -> Window:
         """Accepts drafts and draws the token behind them."""
         sampling = self.decoding.sampling
@@ -182,27 +209,32 @@ class DecodeBatch:
         keys = self._keys[self.order[: self.num_active]]
         drawn = base[:, None] + 1 + torch.arange(drafts.tokens.shape[1], device=self.device)
         accept_noise = uniform(seed=sampling.seed, request=keys, position=drawn, stream=Stream.ACCEPT, size=1)
-        verified = standard(
+        relaxed = None
+        if self.decoding.acceptance.only_in_think and drafts.tokens.shape[1]:
+            assert verdict is not None, "the engine tracks the think span for this rule"
+            relaxed = verdict.in_think[:, :-1]
+        verified = verify(
+            self.decoding.acceptance,
             target=sampling.probabilities(logits),
             drafted=drafts.tokens,
             num_drafted=drafts.num_drafted,
             draft=drafts.probabilities,
             accept_noise=accept_noise[..., 0],
             forced=forced,
+            relaxed=relaxed,
         )
         last = (base + 1 + verified.num_accepted)[:, None]
         noise = gumbel(seed=sampling.seed, request=keys, position=last, size=logits.shape[-1])
         return emit(verified, drafts.tokens, noise[:, 0])
 
     def _capture(
-        self, outputs: RowOutputs, base: Int[Tensor, " B"], num_accepted: Int[Tensor, " B"], verdict: Verdict
+        self, hidden: Hidden, base: Int[Tensor, " B"], num_accepted: Int[Tensor, " B"], verdict: Verdict
     ) -> None:
         assert self.decoding.capture is not None
         requests = torch.tensor(self.order[: self.num_active], device=self.device)
-        column = torch.arange(outputs.last.shape[1], device=self.device)
+        column = torch.arange(hidden.last.shape[1], device=self.device)
         valid: Bool[Tensor, "B R"] = column <= num_accepted[:, None]
         output_index = base[:, None] + column - self._prompt_lengths[requests][:, None]
-        hidden = Hidden(outputs.last, outputs.aux)
         self.decoding.capture.add(requests, output_index, valid, verdict, hidden)
 
     def _commit(
@@ -214,7 +246,7 @@ class DecodeBatch:
         row = torch.arange(len(lives), device=self.device)
         self.last_logprob[: self.num_active] = chosen[row, window.num_accepted]
         tokens, num_accepted = window.tokens.tolist(), window.num_accepted.tolist()
-        num_drafted, raw = drafts.num_drafted.tolist(), chosen.tolist()
+        num_drafted, raw, kl = drafts.num_drafted.tolist(), chosen.tolist(), window.kl.tolist()
         forced = None if verdict is None else verdict.forced.tolist()
         for i, live in enumerate(lives):
             size = num_accepted[i] + 1
@@ -224,7 +256,7 @@ class DecodeBatch:
             kept = live.push(tokens[i][:size], raw[i][:size], num_accepted=num_accepted[i])
             if live.exit is not None and live.exit.output_index >= live.length:
                 live.exit = None
-            live.stats.record(num_drafted[i], live.accepted_since(before))
+            live.stats.record(num_drafted[i], live.accepted_since(before), kl[i])
             if self.decoding.listener is not None and kept:
                 self.decoding.listener(live, live.output_ids[before:], _passed(verdict, i, size, before))
         self._retire(lives)

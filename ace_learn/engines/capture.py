@@ -31,6 +31,8 @@ class CapturedRows(NamedTuple):
     aux: Float[Tensor, "N A"]
     candidates: Float[Tensor, "N D"]
     """D = 0 where they were not read."""
+    draft: Float[Tensor, "N E"]
+    """E = 0 where no drafter gives its states."""
 
     def select(self, keep: Tensor) -> CapturedRows:
         """Rows of a mask or index."""
@@ -41,7 +43,14 @@ class Capture:
     """Collects rows on the host."""
 
     def __init__(
-        self, rows: CaptureRows, *, hidden_size: int, num_aux: int, dtype: torch.dtype, candidates: bool = False
+        self,
+        rows: CaptureRows,
+        *,
+        hidden_size: int,
+        num_aux: int,
+        dtype: torch.dtype,
+        candidates: bool = False,
+        draft_size: int = 0,
     ) -> None:
         """Keeps boundary rows, or every row of the think span.
 
@@ -51,6 +60,7 @@ class Capture:
             num_aux: Tapped layers.
             dtype: Of the hidden states.
             candidates: Whether the tracker reads answer candidates.
+            draft_size: Hidden size of a drafter that gives its states.
         """
         self.rows = rows
         index, hidden = torch.empty(0, dtype=torch.long), torch.empty(0, hidden_size, dtype=dtype)
@@ -64,6 +74,7 @@ class Capture:
             last=hidden,
             aux=torch.empty(0, hidden_size * num_aux, dtype=dtype),
             candidates=torch.empty(0, len(CANDIDATES) if candidates else 0),
+            draft=torch.empty(0, draft_size, dtype=dtype),
         )
         self._parts = [empty]
 
@@ -88,6 +99,7 @@ class Capture:
             hidden.last,
             hidden.aux,
             verdict.candidates,
+            hidden.aux[..., :0] if hidden.draft is None else hidden.draft,
         )
         self._parts.append(CapturedRows(*(column[keep].cpu() for column in columns)))
 

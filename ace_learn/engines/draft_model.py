@@ -12,7 +12,7 @@ from torch import Tensor
 from ace_learn.engines.sampling import Sampling
 from ace_learn.models.catch_up import catch_up
 from ace_learn.models.target import Target
-from ace_learn.speculation.drafters import Drafts
+from ace_learn.speculation.drafters import Drafts, DraftStates
 from ace_learn.speculation.noise import Stream, gumbel
 
 
@@ -32,6 +32,8 @@ class ModelDrafter:
             vocab_size: Size of the target's output layer.
         """
         self.model, self.sampling, self.vocab_size = model, sampling, vocab_size
+        self.taps: tuple[int, ...] = ()
+        self.states: DraftStates | None = None
 
     def start(self, keys: Int[Tensor, " B"]) -> _ModelSession:
         """An empty cache for the requests of a batch."""
@@ -41,19 +43,29 @@ class ModelDrafter:
         self, logits: Float[Tensor, "B W"], keys: Int[Tensor, " B"], position: Int[Tensor, " B"]
     ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"] | None]:
         """One draft of each request for a position, and the distribution that it was drawn from (None if greedy)."""
-        if self.sampling.temperature == 0.0:
-            return logits[:, : self.vocab_size].argmax(-1), None
         missing = self.vocab_size - logits.shape[1]
         fitted = logits[:, : self.vocab_size] if missing <= 0 else _pad(logits, missing)
-        law = self.sampling.probabilities(fitted)
-        noise = gumbel(
-            seed=self.sampling.seed,
-            request=keys,
-            position=position[:, None],
-            size=self.vocab_size,
-            stream=Stream.DRAFT,
-        )
-        return (law.log() + noise[:, 0]).argmax(-1), law
+        return draw_draft(self.sampling, fitted, keys, position)
+
+
+def draw_draft(
+    sampling: Sampling, logits: Float[Tensor, "B V"], keys: Int[Tensor, " B"], position: Int[Tensor, " B"]
+) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"] | None]:
+    """Draws a draft for a position under the target's own sampling, with noise of its own; the law is None if greedy.
+
+    Args:
+        sampling: That of the engine.
+        logits: The drafter's, over the target's vocabulary.
+        keys: Key of each request.
+        position: Sequence position that each draw decides.
+    """
+    if sampling.temperature == 0.0:
+        return logits.argmax(-1), None
+    law = sampling.probabilities(logits)
+    noise = gumbel(
+        seed=sampling.seed, request=keys, position=position[:, None], size=logits.shape[-1], stream=Stream.DRAFT
+    )
+    return (law.log() + noise[:, 0]).argmax(-1), law
 
 
 def _pad(logits: Float[Tensor, "B W"], missing: int) -> Float[Tensor, "B V"]:
@@ -88,6 +100,16 @@ class _ModelSession:
         self.cache = self.model.new_cache(len(keys))
         self.keys = keys.clone()
         self.held = [_Held(0, []) for _ in range(len(keys))]
+
+    def observe(
+        self,
+        positions: Int[Tensor, "B Q"],
+        hidden: Float[Tensor, "B Q A"],
+        *,
+        longest: int,
+        first_slot: int = 0,
+    ) -> None:
+        """Nothing is read of the target."""
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence[Sequence[int]], room: Sequence[int]) -> Drafts:

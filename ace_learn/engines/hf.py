@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ace_learn.contracts import Contract
 from ace_learn.engines.batch import DecodeBatch, Decoding, TokenListener
@@ -19,34 +17,18 @@ from ace_learn.engines.capture import Capture, CapturedRows, CaptureRows
 from ace_learn.engines.live import LiveRequest, context_room
 from ace_learn.engines.requests import EosInThink, Output, Request
 from ace_learn.engines.sampling import Sampling
+from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.exit.candidates import CandidateReader
 from ace_learn.exit.policy import ExitPolicy
-from ace_learn.exit.tracker import ExitTracker, Hidden, Signaller
-from ace_learn.features.spec import FeatureSpec
-from ace_learn.heads.head import SignalHead
+from ace_learn.exit.tracker import ExitTracker, Signaller
 from ace_learn.json_type import JSON
 from ace_learn.models.target import Target
 from ace_learn.signals import sources_of
-from ace_learn.speculation.drafters import Drafter
+from ace_learn.speculation.adaptive import AdaptiveVerifier
+from ace_learn.speculation.drafters import Drafter, DraftStates
+from ace_learn.speculation.rules import AcceptanceConfig
 from ace_learn.tasks import render_prompt
 from ace_learn.tasks.base import user_message
-
-
-class HeadSignaller:
-    """Assembles the features that a head reads from a step's rows."""
-
-    def __init__(self, head: SignalHead, spec: FeatureSpec, device: torch.device) -> None:
-        """Puts the head on the engine's device."""
-        self.head = head.to(device).eval()
-        self.spec = spec
-
-    def __call__(
-        self, scalars: Float[Tensor, "B R C"], candidates: Float[Tensor, "B R D"], hidden: Hidden
-    ) -> Float[Tensor, "B R L"]:
-        """Learned signals of every row."""
-        columns = {"target_last": hidden.last, "target_aux": hidden.aux, "scalars": scalars, "candidates": candidates}
-        signals: Tensor = self.head(torch.cat([columns[source].float() for source in self.spec.sources], dim=-1))
-        return signals
 
 
 class Branch(NamedTuple):
@@ -81,6 +63,8 @@ class HFEngine:
         signaller: Signaller | None = None,
         drafter: Drafter | None = None,
         num_draft_tokens: int = 0,
+        acceptance: AcceptanceConfig | None = None,
+        verifier: AdaptiveVerifier | None = None,
         aux_layers: tuple[int, ...] = (),
         candidates: bool = False,
         batch_size: int = 64,
@@ -93,17 +77,24 @@ class HFEngine:
             policy: When to end thinking; None: never.
             signaller: Computes the policy's signals (`HeadSignaller`).
             drafter: Proposes tokens; None: no speculation.
-            num_draft_tokens: Drafted tokens per step, K.
+            num_draft_tokens: Drafted tokens per step, K; 0 with a drafter whose states are read and nothing is drafted.
+            acceptance: When a drafted token is accepted; None: the lossless rule.
+            verifier: Predicts which drafts are accepted; it needs a drafter with probabilities. None: all are verified.
             aux_layers: Layers that the signals read.
             candidates: Capture the answers that the thinking states; a head or a policy that reads them gets them
                 anyway.
             batch_size: Requests decoded together.
 
         Raises:
-            ValueError: A drafter without draft tokens or the reverse, or a batch size below 1.
+            ValueError: A drafter without draft tokens or the reverse, a lossy rule or a verifier without a drafter, a
+                head that reads states which the drafter does not give, or a batch size below 1.
         """
-        if num_draft_tokens < 0 or (drafter is None) != (num_draft_tokens == 0):
+        states = None if drafter is None else drafter.states
+        if num_draft_tokens < 0 or (states is None and (drafter is None) != (num_draft_tokens == 0)):
             raise ValueError(f"a drafter needs num_draft_tokens >= 1 and the reverse, not {num_draft_tokens}")
+        if drafter is None and (verifier is not None or (acceptance is not None and not acceptance.is_lossless)):
+            raise ValueError("acceptance rules and adaptive verification do nothing without a drafter; name one")
+        _check_states(states, signaller, num_draft_tokens)
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, not {batch_size}")
         self.target = target
@@ -111,6 +102,7 @@ class HFEngine:
         self.policy = policy or ExitPolicy.never()
         self.signaller = signaller
         self.drafter, self.num_draft_tokens = drafter, num_draft_tokens
+        self.acceptance, self.verifier = acceptance or AcceptanceConfig(), verifier
         self.aux_layers = aux_layers
         self.candidates = candidates or _reads_candidates(self.policy, signaller)
         self.batch_size = batch_size
@@ -180,6 +172,7 @@ class HFEngine:
             num_aux=len(self.aux_layers),
             dtype=self.target.output_layer.weight.dtype,
             candidates=self.candidates,
+            draft_size=0 if self.drafter is None or self.drafter.states is None else self.drafter.states.size,
         )
         batch = DecodeBatch(self._decoding(len(lives), capture=capture), lives)
         self._run(batch)
@@ -219,13 +212,17 @@ class HFEngine:
     def _decoding(
         self, num_slots: int, *, capture: Capture | None = None, listener: TokenListener | None = None
     ) -> Decoding:
-        if self.policy.predicate == "never" and capture is None and listener is None:
-            return Decoding(
-                target=self.target,
-                sampling=self.sampling,
-                drafter=self.drafter,
-                num_draft_tokens=self.num_draft_tokens,
-            )
+        untracked = Decoding(
+            target=self.target,
+            sampling=self.sampling,
+            drafter=self.drafter,
+            num_draft_tokens=self.num_draft_tokens,
+            acceptance=self.acceptance,
+            verifier=self.verifier,
+        )
+        watched = capture is not None or listener is not None or self.acceptance.only_in_think
+        if self.policy.predicate == "never" and not watched:
+            return untracked
         tracker = ExitTracker(
             markers=self.target.markers,
             tables=self.target.tables,
@@ -236,15 +233,21 @@ class HFEngine:
             device=self.target.device,
             candidates=CandidateReader(self.target.decode, num_slots) if self.candidates else None,
         )
-        return Decoding(
-            target=self.target,
-            sampling=self.sampling,
-            tracker=tracker,
-            drafter=self.drafter,
-            num_draft_tokens=self.num_draft_tokens,
-            aux_layers=self.aux_layers,
-            capture=capture,
-            listener=listener,
+        return replace(untracked, tracker=tracker, aux_layers=self.aux_layers, capture=capture, listener=listener)
+
+
+def _check_states(states: DraftStates | None, signaller: Signaller | None, num_draft_tokens: int) -> None:
+    """Refuses a drafter whose states a head does not know, and drafts so long that they would come too late."""
+    wanted = signaller.spec.draft if isinstance(signaller, HeadSignaller) else None
+    if wanted is not None and wanted != states:
+        raise ValueError(
+            f"the head reads the states of a drafter, {wanted}, and the engine's drafter gives {states}; decode with "
+            "the drafter that the head was trained with"
+        )
+    if states is not None and num_draft_tokens >= states.delay:
+        raise ValueError(
+            f"signals read the drafter's states {states.delay} positions late, so at most {states.delay - 1} tokens "
+            f"can be drafted, not {num_draft_tokens}"
         )
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import warnings
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
+from ace_learn.engines.costs import measure_costs
 from ace_learn.engines.draft_model import ModelDrafter
-from ace_learn.engines.hf import HeadSignaller, HFEngine
+from ace_learn.engines.hf import HFEngine
+from ace_learn.engines.hidden_drafter import HiddenDrafter
 from ace_learn.engines.sampling import Sampling
+from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.heads.export import load_head, load_own_policy
+from ace_learn.models.draft_files import draft_folder, load_draft, weights_sha256
+from ace_learn.models.mtp import MtpDraft
 from ace_learn.models.target import Target, TargetConfig, load_draft_model, load_target
-from ace_learn.speculation.drafters import Drafter, DrafterConfig, NgramDrafter
+from ace_learn.speculation.adaptive import AdaptiveConfig, AdaptiveVerifier
+from ace_learn.speculation.drafters import Drafter, DrafterConfig, DraftStates, NgramDrafter
+from ace_learn.speculation.rules import AcceptanceConfig
 
 
 def load_engine(
@@ -22,6 +30,8 @@ def load_engine(
     sampling: Sampling | None = None,
     batch_size: int = 64,
     drafter: DrafterConfig | None = None,
+    acceptance: AcceptanceConfig | None = None,
+    adaptive: AdaptiveConfig | None = None,
 ) -> HFEngine:
     """Loads a target and, with a head folder, its learned exits.
 
@@ -31,14 +41,24 @@ def load_engine(
         sampling: How tokens are drawn.
         batch_size: Requests decoded together.
         drafter: What drafts tokens; None: no speculation.
+        acceptance: When a drafted token is accepted; None: the lossless rule.
+        adaptive: Whether only likely drafts are verified; None: all are.
 
     Raises:
-        ValueError: A model cannot be loaded, the head belongs to another one, the policy to another head, or the draft
-            model has another tokenizer.
+        ValueError: A model cannot be loaded, the head belongs to another one, the policy to another head, the draft
+            model has another tokenizer, or a part of the speculation would be ignored.
     """
     target = load_target(TargetConfig(model=model))
     folder = None if head is None else Path(head)
-    return build_engine(target, head=folder, sampling=sampling, batch_size=batch_size, drafter=drafter)
+    return build_engine(
+        target,
+        head=folder,
+        sampling=sampling,
+        batch_size=batch_size,
+        drafter=drafter,
+        acceptance=acceptance,
+        adaptive=adaptive,
+    )
 
 
 def build_engine(
@@ -48,44 +68,118 @@ def build_engine(
     sampling: Sampling | None = None,
     batch_size: int = 64,
     drafter: DrafterConfig | None = None,
+    acceptance: AcceptanceConfig | None = None,
+    adaptive: AdaptiveConfig | None = None,
 ) -> HFEngine:
     """An engine on a loaded target; see `load_engine`.
 
     Raises:
-        ValueError: The head belongs to another target, or its folder holds no policy, or another head's; or the draft
-            model cannot be loaded or has another tokenizer.
+        ValueError: The head belongs to another target, or its folder holds no policy, or another head's; the draft
+            model cannot be loaded or has another tokenizer; or a part of the speculation would be ignored.
     """
     sampling = sampling or Sampling()
-    config = drafter or DrafterConfig()
-    drafting = _drafter(config, target, sampling)
-    draft_tokens = 0 if drafting is None else config.draft_tokens
-    if head is None:
-        return HFEngine(
-            target, sampling=sampling, drafter=drafting, num_draft_tokens=draft_tokens, batch_size=batch_size
+    config, acceptance, adaptive = drafter or DrafterConfig(), acceptance or AcceptanceConfig(), adaptive or _ALL
+    _check_speculation(config, sampling, acceptance, adaptive)
+    exits = _NO_EXITS if head is None else _exits(head, target, sampling)
+    states = exits.states
+    drafting = load_drafter(config, target, sampling, states_delay=0 if states is None else states.delay)
+    verifier = None
+    if adaptive.enabled:
+        assert drafting is not None, "checked above"
+        verifier = AdaptiveVerifier(
+            estimator=adaptive.estimator(config.draft_tokens, target.device),
+            costs=measure_costs(target, drafting, batch_size=batch_size, draft_tokens=config.draft_tokens),
         )
-    loaded = load_head(head, expect=target.identity)
-    policy = load_own_policy(loaded)
-    _warn_of_other_sampling(policy, sampling)
     return HFEngine(
         target,
         sampling=sampling,
-        policy=policy,
-        signaller=HeadSignaller(loaded.head, loaded.spec, target.device),
-        aux_layers=loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
+        policy=exits.policy,
+        signaller=exits.signaller,
+        aux_layers=exits.aux_layers,
         drafter=drafting,
-        num_draft_tokens=draft_tokens,
+        num_draft_tokens=0 if drafting is None else config.draft_tokens,
+        acceptance=acceptance,
+        verifier=verifier,
         batch_size=batch_size,
     )
 
 
-def _drafter(config: DrafterConfig, target: Target, sampling: Sampling) -> Drafter | None:
+class _Exits(NamedTuple):
+    """What a head folder gives."""
+
+    policy: ExitPolicy | None
+    signaller: HeadSignaller | None
+    aux_layers: tuple[int, ...]
+    states: DraftStates | None
+
+
+_NO_EXITS = _Exits(None, None, (), None)
+_ALL = AdaptiveConfig()
+
+
+def _exits(head: Path, target: Target, sampling: Sampling) -> _Exits:
+    loaded = load_head(head, expect=target.identity)
+    policy = load_own_policy(loaded)
+    _warn_of_other_sampling(policy, sampling)
+    return _Exits(
+        policy,
+        HeadSignaller(loaded.head, loaded.spec, target.device),
+        loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
+        loaded.spec.draft,
+    )
+
+
+def _check_speculation(
+    drafter: DrafterConfig, sampling: Sampling, acceptance: AcceptanceConfig, adaptive: AdaptiveConfig
+) -> None:
+    """Refuses what would be ignored, before anything is loaded."""
+    if drafter.kind == "none" and (adaptive.enabled or not acceptance.is_lossless):
+        raise ValueError("acceptance rules and adaptive verification do nothing without a drafter; name one")
+    if adaptive.enabled and (drafter.kind == "ngram" or sampling.temperature == 0.0):
+        raise ValueError(
+            "adaptive verification scores draft probabilities: it needs a drafter that is a model, and a temperature "
+            "above 0"
+        )
+    if sampling.temperature == 0.0 and not acceptance.is_lossless:
+        warnings.warn(f"the acceptance rule {acceptance.rule} does nothing at temperature 0", stacklevel=3)
+
+
+def load_drafter(config: DrafterConfig, target: Target, sampling: Sampling, *, states_delay: int = 0) -> Drafter | None:
+    """The drafter that a recipe names; None where it names none.
+
+    Args:
+        config: Which drafter.
+        target: The model that verifies.
+        sampling: That of the engine.
+        states_delay: Positions between a row and the drafter's state that signals read of it; 0: none is read.
+
+    Raises:
+        ValueError: It cannot be loaded, drafts for another target, is of another kind than the recipe says, or has no
+            hidden states to give.
+    """
+    if config.kind in ("none", "ngram", "draft_model") and states_delay:
+        raise ValueError(
+            f"the drafter {config.kind} has no hidden states over verified tokens, which the features `draft` are; set "
+            "drafter.kind eagle3 or mtp, and drafter.model"
+        )
     if config.kind == "none":
         return None
     if config.kind == "ngram":
         return NgramDrafter()
     assert config.model is not None, "DrafterConfig sees to it"
-    model = load_draft_model(config.model, target)
-    return ModelDrafter(model, sampling=sampling, vocab_size=target.vocab_size)
+    if config.kind == "draft_model":
+        model = load_draft_model(config.model, target)
+        return ModelDrafter(model, sampling=sampling, vocab_size=target.vocab_size)
+    folder = draft_folder(config.model)
+    module = load_draft(folder, target)
+    found = "mtp" if isinstance(module, MtpDraft) else "eagle3"
+    if found != config.kind:
+        raise ValueError(f"{config.model} holds a draft of kind {found}, not {config.kind}; set drafter.kind {found}")
+    states = None
+    if states_delay:
+        size = module.config.block.hidden_size
+        states = DraftStates(size=size, delay=states_delay, drafter=weights_sha256(folder))
+    return HiddenDrafter(module, target, sampling=sampling, states=states)
 
 
 def _warn_of_other_sampling(policy: ExitPolicy, sampling: Sampling) -> None:
@@ -99,4 +193,4 @@ def _warn_of_other_sampling(policy: ExitPolicy, sampling: Sampling) -> None:
             if value != certified.get(name)
         ]
         if differing:
-            warnings.warn(f"the exit policy's certificate does not hold here: {'; '.join(differing)}", stacklevel=3)
+            warnings.warn(f"the exit policy's certificate does not hold here: {'; '.join(differing)}", stacklevel=4)

@@ -63,10 +63,13 @@ class SpeculationStats:
     accepted: int = 0
     histogram: dict[int, int] = field(default_factory=dict)
     """Accepted drafts of a step -> steps; what a commit of a later step removes is still in it."""
+    kl_spent: float = 0.0
+    """What a lossy acceptance rule has spent on its verified rows: KL(h||q) given the drafts, nats."""
 
-    def record(self, drafted: int, accepted: int) -> None:
+    def record(self, drafted: int, accepted: int, kl: float = 0.0) -> None:
         """Counts one verify step; `accepted` in total is settled when the request ends."""
         self.verify_steps += 1
+        self.kl_spent += kl
         self.drafted += drafted
         self.histogram[accepted] = self.histogram.get(accepted, 0) + 1
 

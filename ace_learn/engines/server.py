@@ -87,3 +87,5 @@ class ChatRequest:
     """Cap on the output, thinking included."""
     starts_in_think: bool = False
     """The server's template opens the think block, and the server sends the thinking in the answer's channel."""
+    body: JsonObject = field(default_factory=dict)
+    """Further fields of this request; they beat those of the server's config."""

@@ -41,6 +41,13 @@ def parse_metrics(text: str) -> ServerState | None:
     return ServerState(sums[_RUNNING], sums[_GENERATED]) if len(sums) == 2 else None
 
 
+async def read_metric(base_url: str, name: str) -> float:
+    """One figure of the server, by its full name with labels; 0 where there is none (yet)."""
+    text = await asyncio.to_thread(_read_text, metrics_url(base_url))
+    values = [line.rpartition(" ")[2] for line in (text or "").splitlines() if line.startswith(f"{name} ")]
+    return sum(map(float, values))
+
+
 async def read_state(base_url: str) -> ServerState | None:
     """The server's figures; None where it has no metrics of vLLM's kind, or none can be had."""
     return await asyncio.to_thread(_read, metrics_url(base_url))
@@ -67,6 +74,11 @@ async def read_quiet_state(base_url: str, *, within_s: float = 10.0) -> ServerSt
 
 
 def _read(url: str) -> ServerState | None:
+    text = _read_text(url)
+    return None if text is None else parse_metrics(text)
+
+
+def _read_text(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             body: bytes = answer.read()
@@ -74,4 +86,4 @@ def _read(url: str) -> ServerState | None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         return None
-    return parse_metrics(body.decode(errors="replace"))
+    return body.decode(errors="replace")

@@ -179,7 +179,7 @@ class StreamClient:
     def _body(self, run: _Run, cap: int) -> dict[str, object]:
         config = self.config
         seed = (config.seed + run.request.key + 1_000_003 * run.calls) % 2**31
-        body: dict[str, object] = {**config.body, "seed": seed}
+        body: dict[str, object] = {**config.body, **run.request.body, "seed": seed}
         body |= {} if "max_completion_tokens" in body else {"max_tokens": cap}
         body |= {} if config.temperature is None else {"temperature": config.temperature}
         body |= {} if config.top_p is None else {"top_p": config.top_p}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -106,19 +106,33 @@ class ExitPolicy:
 
     def holds(self, smoothed: Float[Tensor, "*rows S"]) -> Bool[Tensor, "*rows"]:
         """Whether the predicate holds on smoothed signals. NaN signals never hold."""
+        return self.holds_at(smoothed, self.bounds)
+
+    def holds_at(self, smoothed: Float[Tensor, "*rows S"], bounds: Sequence[float | Tensor]) -> Bool[Tensor, "*rows"]:
+        """Whether the predicate holds with other bounds than the policy's own.
+
+        Args:
+            smoothed: Smoothed signals.
+            bounds: In the order of `bounds`; numbers, or tensors that go with [*rows].
+        """
         if self.predicate == "never":
             return torch.zeros(smoothed.shape[:-1], dtype=torch.bool, device=smoothed.device)
         if self.score is not None:
-            return self.score.probability(smoothed) > self.score.threshold
+            return self.score.probability(smoothed) > bounds[0]
         votes = torch.stack(
             [
                 smoothed[..., SIGNALS.index(name)] < bound
                 if BY_NAME[name].falls
                 else smoothed[..., SIGNALS.index(name)] > bound
-                for name, bound in self.thresholds.items()
+                for name, bound in zip(self.thresholds, bounds, strict=True)
             ]
         )
         return votes.all(0) if self.predicate == "all" else votes.any(0)
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """What the predicate compares with: the thresholds, in their order, or the threshold of the score."""
+        return tuple(self.thresholds.values()) if self.score is None else (self.score.threshold,)
 
     @property
     def signals(self) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class Hidden(NamedTuple):
     """What the target's output layer reads."""
     aux: Float[Tensor, "B R A"]
     """The tapped layers, concatenated; A = 0 where none is tapped."""
+    draft: Float[Tensor, "B R D"] | None = None
+    """The drafter's hidden state K + 1 positions before each row; None where no drafter keeps one."""
 
 
 @runtime_checkable
@@ -143,7 +145,8 @@ class ExitTracker:
         initial = in_think.float()
         decision = Decision.initial(initial)._replace(forcing=torch.where(armed, 0.0, float(len(self.end))))
         self.held_position[slots] = -1
-        self._store(slots, prompt_length - 1, torch.cat((Span.initial(initial).pack(), decision.pack()), -1))
+        packed = torch.cat((Span.initial(initial).pack(), decision.pack()), -1)
+        self._store(slots, prompt_length[:, None] - 1, packed[:, None])
 
     def observe(self, slots: Int[Tensor, " B"], rows: Rows) -> Verdict:
         """Follows the rows of one step and says which next tokens are forced.
@@ -152,37 +155,34 @@ class ExitTracker:
             AssertionError: The state before a request's first row is not in the ring.
         """
         before = self._load(slots, rows.positions[:, 0] - 1)
-        spans = self._spans(Span.unpack(before[:, :SPAN_SIZE]), rows)
-        scalars = torch.stack([span.scalars(rows.entropy[:, r]) for r, span in enumerate(spans)], dim=1)
-        decision = Decision.unpack(before[:, SPAN_SIZE:])
-        candidates = self._read_candidates(slots, rows, spans)
+        span = self.machine.advance(Span.unpack(before[:, :SPAN_SIZE]), rows.tokens, rows.logprobs)
+        scalars = span.scalars(rows.entropy)
+        candidates = self._read_candidates(slots, rows, span)
         signals = self._signals(scalars, candidates, rows.hidden)
-        forced, smoothed = [], []
-        for r, span in enumerate(spans):
-            force = torch.zeros_like(span.closed, dtype=torch.bool)
-            if signals is not None:
-                decision, force = decide(decision, span, signals[:, r], self.policy, len(self.end))
-            self._store(slots, rows.positions[:, r], torch.cat((span.pack(), decision.pack()), -1))
-            forced.append(torch.where(force, self.end[decision.forcing.long().clamp_min(1) - 1], -1))
-            smoothed.append(decision.smoothed)
+        packed, forced = before[:, None, SPAN_SIZE:].expand(-1, rows.tokens.shape[1], -1), rows.tokens.new_tensor(-1)
+        if signals is not None:
+            verdicts = decide(Decision.unpack(before[:, SPAN_SIZE:]), span, signals, self.policy, len(self.end))
+            packed = verdicts.decision.pack()
+            token = self.end[(verdicts.decision.forcing.long() - 1).clamp_min(0)]
+            forced = torch.where(verdicts.due, token, forced)
+        self._store(slots, rows.positions, torch.cat((span.pack(), packed), -1))
         return Verdict(
-            forced=torch.stack(forced, dim=1),
-            closed=torch.stack([span.closed for span in spans], dim=1) > 0,
-            in_think=torch.stack([span.in_think for span in spans], dim=1) > 0,
-            thought=torch.stack([span.tokens for span in spans], dim=1).long(),
-            paragraphs=torch.stack([span.paragraphs for span in spans], dim=1).long(),
+            forced=forced.expand_as(rows.tokens),
+            closed=span.closed > 0,
+            in_think=span.in_think > 0,
+            thought=span.tokens.long(),
+            paragraphs=span.paragraphs.long(),
             scalars=scalars,
             candidates=candidates,
-            confidence=torch.stack([span.paragraph_confidence() for span in spans], dim=1),
-            smoothed=torch.stack(smoothed, dim=1),
+            confidence=span.paragraph_confidence(),
+            smoothed=Decision.unpack(packed).smoothed,
         )
 
-    def _read_candidates(self, slots: Int[Tensor, " B"], rows: Rows, spans: Sequence[Span]) -> Float[Tensor, "B R D"]:
+    def _read_candidates(self, slots: Int[Tensor, " B"], rows: Rows, span: Span) -> Float[Tensor, "B R D"]:
         """The answers stated in the thinking up to each row; no columns where nothing reads them."""
         if self.candidates is None:
             return rows.logprobs.new_zeros(*rows.tokens.shape, 0)
-        opens = torch.stack([(span.in_think > 0) & (span.tokens == 0) for span in spans], dim=1)
-        closed = torch.stack([span.closed for span in spans], dim=1) > 0
+        opens, closed = (span.in_think > 0) & (span.tokens == 0), span.closed > 0
         return self.candidates.observe(slots, rows.positions, rows.tokens, opens=opens, closed=closed)
 
     def _signals(
@@ -197,19 +197,13 @@ class ExitTracker:
         columns = {"scalars": scalars}
         return with_derived(learned, columns if self.candidates is None else columns | {"candidates": candidates})
 
-    def _spans(self, span: Span, rows: Rows) -> list[Span]:
-        spans = []
-        for r in range(rows.tokens.shape[1]):
-            span = self.machine.advance(span, rows.tokens[:, r], rows.logprobs[:, r])
-            spans.append(span)
-        return spans
-
     def _load(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
         place = positions % self.window
         torch._assert_async((self.held_position[slots, place] == positions).all())  # an assert without a host sync
         return self.ring[slots, place]
 
-    def _store(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"], packed: Float[Tensor, "B D"]) -> None:
-        place = positions % self.window
+    def _store(self, slots: Int[Tensor, " B"], positions: Int[Tensor, "B R"], packed: Float[Tensor, "B R D"]) -> None:
+        assert positions.shape[1] <= self.window, "a step with more rows than the ring is long"
+        slots, place = slots[:, None], positions % self.window
         self.ring[slots, place] = packed
         self.held_position[slots, place] = positions

@@ -48,9 +48,9 @@ def write_features(folder: Path, rows: Mapping[str, Tensor]) -> None:
 
     Args:
         folder: The shard's folder, made where it is missing.
-        rows: The columns of N rows: any of target_last [N, H] and target_aux [N, A*H] (floats of one dtype),
-            scalars [N, 7] and candidates [N, 4] float32, targets [N, S] float32 (nan where undefined), and trace,
-            position, boundary (-1: no boundary) and split [N] int64.
+        rows: The columns of N rows: any of target_last [N, H], target_aux [N, A*H] and draft [N, D] (floats of one
+            dtype), scalars [N, 7] and candidates [N, 4] float32, targets [N, S] float32 (nan where undefined), and
+            trace, position, boundary (-1: no boundary) and split [N] int64.
 
     Raises:
         ValueError: A column is missing, unknown, or of the wrong dtype or shape.
@@ -155,7 +155,7 @@ def _check_rows(rows: Mapping[str, Tensor]) -> None:
             raise ValueError(f"column {name} must be int64; it is {tensor.dtype}")
         if name in (*COLUMNS, "targets") and tensor.dtype != torch.float32:
             raise ValueError(f"column {name} must be float32; it is {tensor.dtype}")
-    hidden = {rows[name].dtype for name in ("target_last", "target_aux") if name in rows}
+    hidden = {rows[name].dtype for name in ("target_last", "target_aux", "draft") if name in rows}
     if len(hidden) > 1 or not hidden.issubset({torch.float32, torch.bfloat16, torch.float16}):
         raise ValueError(f"hidden states must share one dtype among {', '.join(FEATURE_DTYPES)}; got {hidden}")
     widths = {source: len(columns) for source, columns in COLUMNS.items()} | {"targets": len(LEARNED)}

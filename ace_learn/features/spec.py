@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias, get_args
 
 from ace_learn.artifacts import JSON, JsonFields
 from ace_learn.signals import COLUMNS
+from ace_learn.speculation.drafters import DraftStates
 
-Source: TypeAlias = Literal["target_last", "target_aux", "scalars", "candidates"]
+Source: TypeAlias = Literal["target_last", "target_aux", "scalars", "candidates", "draft"]
 
 #: Every source, in the order in which their columns stand side by side in a feature row.
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -24,15 +25,17 @@ class FeatureSpec:
 
     Attributes:
         sources: `target_last` (final hidden state), `target_aux` (hidden states of `aux_layers`, concatenated),
-            `scalars` (running scalars of the prefix) and `candidates` (answers that the thinking has stated); given in
-            any order, kept in the order of `SOURCES`.
+            `scalars` (running scalars of the prefix), `candidates` (answers that the thinking has stated) and `draft`
+            (the drafter's hidden state over verified tokens); given in any order, kept in the order of `SOURCES`.
         hidden_size: H of the target.
         aux_layers: The target layers behind `target_aux`, in their order of concatenation.
+        draft: What is behind `draft`: which drafter, and how many positions late.
     """
 
     sources: tuple[Source, ...]
     hidden_size: int
     aux_layers: tuple[int, ...]
+    draft: DraftStates | None = None
 
     def __post_init__(self) -> None:
         """Checks the sources and puts them into their order.
@@ -45,6 +48,8 @@ class FeatureSpec:
             raise ValueError(f"the hidden size must be at least 1; got {self.hidden_size}")
         if "target_aux" in self.sources and not self.aux_layers:
             raise ValueError("the feature source target_aux needs aux_layers; name at least one layer or leave it out")
+        if ("draft" in self.sources) != (self.draft is not None):
+            raise ValueError("the feature source draft and the drafter behind it go together; name both or neither")
         object.__setattr__(self, "sources", sources)
 
     @property
@@ -58,6 +63,8 @@ class FeatureSpec:
             return self.hidden_size
         if source == "target_aux":
             return self.hidden_size * len(self.aux_layers)
+        if source == "draft":
+            return 0 if self.draft is None else self.draft.size
         return len(COLUMNS[source])
 
     def subset(self, sources: Sequence[Source]) -> FeatureSpec:
@@ -72,15 +79,21 @@ class FeatureSpec:
                 f"the features hold {', '.join(self.sources)} but not {', '.join(missing)}; "
                 "choose among the former, or build the data set again with the latter"
             )
-        return FeatureSpec(sources=tuple(sources), hidden_size=self.hidden_size, aux_layers=self.aux_layers)
+        return FeatureSpec(
+            sources=tuple(sources),
+            hidden_size=self.hidden_size,
+            aux_layers=self.aux_layers,
+            draft=self.draft if "draft" in sources else None,
+        )
 
     def to_json(self) -> dict[str, JSON]:
         """The spec as a JSON object."""
-        return {
+        data: dict[str, JSON] = {
             "sources": list(self.sources),
             "hidden_size": self.hidden_size,
             "aux_layers": list(self.aux_layers),
         }
+        return data if self.draft is None else data | {"draft": self.draft.to_json()}
 
     @classmethod
     def from_json(cls, value: JSON, *, where: str = "feature spec") -> FeatureSpec:
@@ -98,6 +111,7 @@ class FeatureSpec:
             sources=_checked(fields.texts("sources")),
             hidden_size=fields.integer("hidden_size"),
             aux_layers=fields.integers("aux_layers"),
+            draft=DraftStates.from_json(fields.fields("draft")) if "draft" in fields.data else None,
         )
 
 

@@ -62,6 +62,8 @@ class TrainerConfig:
 class TrainConfig:
     """Trains a signal head on a data set."""
 
+    kind: Literal["head"] = "head"
+    """`head`: a signal head; with `eagle3` and `mtp` the command trains a draft module instead."""
     dataset: Path
     """The data set folder that build wrote."""
     output: Path

@@ -15,11 +15,9 @@ from ace_learn.heads.data import Batch
 from ace_learn.heads.head import SignalHead
 from ace_learn.heads.history import EpochLosses, epoch_from_json, epoch_to_json
 from ace_learn.heads.losses import LossSums, LossWeights, loss_sums, member_sums
+from ace_learn.heads.runs import VALIDATION_LOSS
 from ace_learn.heads.weighting import FixedWeighting, GradientWeighting, WeightingConfig, Weights
 from ace_learn.signals import LEARNED
-
-#: The name under which the validation objective is logged and watched.
-VALIDATION_LOSS = "validation/loss"
 
 #: Steps between two entries of weights and gradient norms in the log; every entry waits for the device.
 LOG_EVERY = 10

@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-import warnings
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from ace_learn.artifacts import (
-    JSON,
     ProvenanceRecorder,
     clean_stale,
     dump_config,
@@ -32,18 +24,25 @@ from ace_learn.artifacts import (
 )
 from ace_learn.features import FeatureStore, verify_shards
 from ace_learn.heads.baselines import linear_baseline
-from ace_learn.heads.config import TrainConfig, TrainerConfig
+from ace_learn.heads.config import TrainConfig
 from ace_learn.heads.data import FeatureData, FeatureTable, Statistics, feature_statistics
 from ace_learn.heads.export import CONFIG_NAME, HeadCard, save_head
 from ace_learn.heads.head import SignalHead
-from ace_learn.heads.history import EpochLosses, epoch_from_json
+from ace_learn.heads.history import EpochLosses
 from ace_learn.heads.losses import class_weights
 from ace_learn.heads.metrics import HeadMetrics, head_metrics
-from ace_learn.heads.module import VALIDATION_LOSS, HeadModule
+from ace_learn.heads.module import HeadModule
 from ace_learn.heads.report import TrainReport, draw_history
+from ace_learn.heads.runs import (
+    check_device,
+    claim_output,
+    expected_warnings,
+    is_finished,
+    make_trainer,
+    read_checkpoint,
+)
 from ace_learn.models.identity import TargetIdentity
 
-_RUN_NAME = "run.json"
 _METRICS_NAME = "metrics.json"
 
 
@@ -80,7 +79,7 @@ def train_head(config: TrainConfig) -> TrainReport:
             there are no such devices, or training diverged.
         OSError: A file cannot be read or written.
     """
-    _check_device(config.trainer)
+    check_device(config.trainer)
     store = FeatureStore(config.dataset, minimal=config.minimal)
     spec = store.spec.subset(config.sources)
     identity = TargetIdentity.from_json(store.dataset.fields("target").data)
@@ -88,7 +87,12 @@ def train_head(config: TrainConfig) -> TrainReport:
         verify_shards(config.dataset)
     with writer_lock(config.output):
         clean_stale(config.output)
-        _claim(config, store.sha256)
+        claim_output(
+            config.output,
+            {**config.to_json(), "data_sha256": store.sha256},
+            TrainConfig(dataset=config.dataset, output=config.output).to_json(),
+            last=CONFIG_NAME,
+        )
         if (config.output / CONFIG_NAME).exists():
             return TrainReport.from_json(read_fields(config.output / _METRICS_NAME))
         with ProvenanceRecorder({"dataset": config.dataset / "dataset.json"}) as provenance:
@@ -123,13 +127,14 @@ def fit_head(config: TrainConfig, data: FeatureData, statistics: Statistics) -> 
     last, best = checkpoints / "last.ckpt", checkpoints / "best.ckpt"
     module = _module(config, data, statistics)
     resume = last.exists()
-    if not (resume and _is_finished(last, config)):
-        with _expected_warnings():
-            _trainer(config, checkpoints).fit(
-                module, datamodule=data, ckpt_path=last if resume else None, weights_only=True
+    if not (resume and is_finished(last, max_epochs=config.max_epochs, patience=config.patience)):
+        with expected_warnings():
+            trainer = make_trainer(
+                config.trainer, config.output, max_epochs=config.max_epochs, patience=config.patience
             )
-    module.on_load_checkpoint(_read_checkpoint(last))
-    weights = _read_checkpoint(best)["state_dict"]
+            trainer.fit(module, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
+    module.on_load_checkpoint(read_checkpoint(last))
+    weights = read_checkpoint(best)["state_dict"]
     assert isinstance(weights, dict), "a checkpoint without weights"
     module.load_state_dict(weights)
     losses = [entry["validation"] for entry in module.history]
@@ -145,21 +150,6 @@ def fit_head(config: TrainConfig, data: FeatureData, statistics: Statistics) -> 
 def predict(head: SignalHead, table: FeatureTable) -> Float[Tensor, "n S"]:
     """The signals of all rows of a table, in natural units."""
     return torch.cat([head(chunk.features) for chunk in table.chunks()])
-
-
-def _check_device(config: TrainerConfig) -> None:
-    if _on_cpu(config):
-        return
-    count = torch.accelerator.device_count()
-    if config.devices > count:
-        raise ValueError(
-            f"trainer.devices is {config.devices}, but of {config.accelerator} torch sees {count}; "
-            "choose fewer, or trainer.accelerator cpu"
-        )
-
-
-def _on_cpu(config: TrainerConfig) -> bool:
-    return config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.accelerator.is_available())
 
 
 def _feature_data(config: TrainConfig, store: FeatureStore) -> FeatureData:
@@ -187,106 +177,6 @@ def _module(config: TrainConfig, data: FeatureData, statistics: Statistics) -> H
         optimizer=config.optimizer,
         seed=config.seed,
     )
-
-
-def _trainer(config: TrainConfig, checkpoints: Path) -> Trainer:
-    several = config.trainer.strategy == "ddp" or config.trainer.devices > 1
-    return Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=config.trainer.devices,
-        # Spawned processes only fit; this one, which holds the lock, writes the head.
-        strategy="ddp_spawn" if several else "auto",
-        use_distributed_sampler=False,  # the loaders give every process its part
-        precision=config.trainer.precision,
-        enable_progress_bar=config.trainer.progress_bar,
-        enable_model_summary=False,
-        max_epochs=config.max_epochs,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        reload_dataloaders_every_n_epochs=1,
-        logger=TensorBoardLogger(config.output, name="", version="logs"),
-        callbacks=[
-            EarlyStopping(VALIDATION_LOSS, patience=config.patience, check_on_train_epoch_end=True),
-            _checkpoint(checkpoints, "best", monitor=VALIDATION_LOSS),
-            _checkpoint(checkpoints, "last", monitor=None),
-        ],
-    )
-
-
-def _checkpoint(folder: Path, name: str, *, monitor: str | None) -> ModelCheckpoint:
-    return ModelCheckpoint(
-        folder, filename=name, monitor=monitor, save_on_train_epoch_end=True, enable_version_counter=False
-    )
-
-
-@contextmanager
-def _expected_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # That the checkpoints are there already is the point of resuming.
-        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
-        # Lightning 2.6 makes a LeafSpec, which torch 2.13 deprecates.
-        warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
-        yield
-
-
-def _read_checkpoint(path: Path) -> dict[str, JSON]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is missing or damaged; delete {path.parent} and run train again")
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    assert isinstance(checkpoint, dict), "a checkpoint of another program"
-    return checkpoint
-
-
-def _is_finished(last: Path, config: TrainConfig) -> bool:
-    """Whether the last epoch of a run is behind it, so that it was killed after fitting."""
-    checkpoint = _read_checkpoint(last)
-    history = checkpoint["history"]
-    assert isinstance(history, list), "a checkpoint of another program"
-    losses = [epoch_from_json(entry, where=f"{last}: history")["validation"] for entry in history]
-    if not math.isfinite(losses[-1]):
-        return True
-    since_best = len(losses) - 1 - losses.index(min(losses))
-    return len(losses) >= config.max_epochs or since_best >= config.patience
-
-
-def _claim(config: TrainConfig, data_sha256: str) -> None:
-    """Marks OUTPUT as this run's, or checks that it is.
-
-    Raises:
-        ValueError: OUTPUT belongs to a run of another config or other data.
-    """
-    claim: dict[str, JSON] = {**config.to_json(), "data_sha256": data_sha256}
-    for key in ("dataset", "output", "trainer"):  # where a run happens does not make it another one
-        del claim[key]
-    path = config.output / "checkpoints" / _RUN_NAME
-    if not path.exists():
-        if (config.output / CONFIG_NAME).exists():
-            raise ValueError(f"{config.output} holds a head whose run is unknown; choose another output folder")
-        write_json(path, claim)
-        return
-    found = read_fields(path).data
-    # A field that came later has its default in the runs before it.
-    there = _filled(found, TrainConfig(dataset=config.dataset, output=config.output).to_json(), claim)
-    differences = [
-        f"{key} is {there.get(key)!r} there, {claim.get(key)!r} here"
-        for key in sorted({*there, *claim})
-        if there.get(key) != claim.get(key)
-    ]
-    if differences:
-        raise ValueError(
-            f"{config.output} belongs to another run: {'; '.join(differences)}. "
-            "Choose another output folder, or delete this one"
-        )
-
-
-def _filled(found: Mapping[str, JSON], defaults: Mapping[str, JSON], keys: Iterable[str]) -> dict[str, JSON]:
-    """What was found, with the defaults of those keys, and of those in its tables, that it lacks."""
-    filled: dict[str, JSON] = {**{key: defaults[key] for key in keys if key in defaults}, **found}
-    for key, value in filled.items():
-        default = defaults.get(key)
-        if isinstance(value, dict) and isinstance(default, dict):
-            filled[key] = {**default, **value}
-    return filled
 
 
 def _report(config: TrainConfig, data: FeatureData, statistics: Statistics, fitted: Fitted) -> TrainReport:

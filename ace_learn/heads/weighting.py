@@ -122,7 +122,16 @@ class GradientWeighting(nn.Module):
             seen: The tasks that have a row in this step; the others keep their smoothed norm.
             shared: The parameters that all tasks share, the member as the first axis.
         """
-        norms = self._average(gradient_norms(losses, shared))
+        return self.follow(gradient_norms(losses, shared), seen)
+
+    def follow(self, norms: Float[Tensor, "M S"], seen: Bool[Tensor, " S"]) -> Weights:
+        """Takes norms that have been computed elsewhere in, and gives the weights.
+
+        Args:
+            norms: The gradient norms of a step.
+            seen: The tasks that have a row in this step; the others keep their smoothed norm.
+        """
+        norms = self._average(norms)
         smoothed = self.get_buffer("smoothed")
         mixed = self._smoothing * smoothed + (1 - self._smoothing) * norms
         smoothed.copy_(torch.where(seen, torch.where(smoothed.isnan(), norms, mixed), smoothed))

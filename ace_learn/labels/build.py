@@ -26,6 +26,7 @@ from ace_learn.artifacts import (
 )
 from ace_learn.engines.capture import CaptureRows
 from ace_learn.engines.hf import HFEngine
+from ace_learn.engines.loading import load_drafter
 from ace_learn.engines.sampling import Sampling
 from ace_learn.features import DEFAULT_SOURCES, SOURCES, SPLITS, FeatureSpec, FeatureWriter, Source, shard_folders
 from ace_learn.labels.claim import claim, refuse_other_recipe, release
@@ -35,6 +36,7 @@ from ace_learn.labels.strategy import ProbingConfig
 from ace_learn.labels.summary import write_summary
 from ace_learn.labels.targets import Minimal
 from ace_learn.models.target import Target, TargetConfig, load_target
+from ace_learn.speculation.drafters import Drafter, DrafterConfig
 from ace_learn.tasks import TaskConfig, build_task
 from ace_learn.tasks.base import check_count
 
@@ -50,6 +52,9 @@ class FeatureConfig:
     """Kinds of features."""
     aux_layers: tuple[int, ...] | None = None
     """Decoder layers behind `target_aux`; None: the three that EAGLE-3 taps."""
+    drafter: DrafterConfig = DrafterConfig()
+    """Behind `draft`: a drafter of kind eagle3 or mtp. Its states are read `draft_tokens` + 1 positions late, so that
+    as many tokens can be drafted when a head reads them; the traces themselves are decoded without speculation."""
     rows: CaptureRows = "boundaries"
     """`boundaries`, or `all` tokens of the think span (needed to smooth signals over tokens)."""
 
@@ -57,6 +62,8 @@ class FeatureConfig:
         """Refuses layers that nothing would read."""
         if self.aux_layers is not None and "target_aux" not in self.sources:
             raise ValueError("aux_layers are read by the source target_aux alone; add it to sources, or leave them out")
+        if ("draft" in self.sources) != (self.drafter.kind != "none"):
+            raise ValueError("the source draft and features.drafter go together; set both, or leave both out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,8 @@ def build_dataset(config: BuildConfig) -> Path:
     with writer_lock(output), ProvenanceRecorder() as provenance:
         refuse_other_recipe(config, output)
         target = load_target(config.target)
-        engine = _engine(config, target)
+        drafter = _drafter(config, target)
+        engine = _engine(config, target, drafter)
         problems = _problems(config, target)
         claim(config, output, target.identity, problems)
         groups = [problems[i : i + config.shard_size] for i in range(0, len(problems), config.shard_size)]
@@ -180,7 +188,7 @@ def build_dataset(config: BuildConfig) -> Path:
                 _write_shard(folders[number], engine, groups[number], config, bar, last=number == missing[-1])
         write_summary(output, probing=config.probing, minimal=config.minimal)
         provenance.write(output)
-        _describe(config, target, folders)
+        _describe(config, target, _spec(config, target, drafter), folders)
     return output
 
 
@@ -205,17 +213,26 @@ def _problems(config: BuildConfig, target: Target) -> list[Problem]:
     ]
 
 
-def _engine(config: BuildConfig, target: Target) -> HFEngine:
+def _drafter(config: BuildConfig, target: Target) -> Drafter | None:
+    """What gives the features `draft`; nothing is drafted with it, so that traces are those of other sources."""
+    drafter = config.features.drafter
+    return load_drafter(
+        drafter, target, config.sampling, states_delay=0 if drafter.kind == "none" else drafter.draft_tokens + 1
+    )
+
+
+def _engine(config: BuildConfig, target: Target, drafter: Drafter | None) -> HFEngine:
     return HFEngine(
         target,
         sampling=config.sampling,
-        aux_layers=_spec(config, target).aux_layers,
+        drafter=drafter,
+        aux_layers=_spec(config, target, drafter).aux_layers,
         candidates="candidates" in config.features.sources,
         batch_size=config.batch_size,
     )
 
 
-def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
+def _spec(config: BuildConfig, target: Target, drafter: Drafter | None) -> FeatureSpec:
     features = config.features
     layers = target.default_aux_layers() if features.aux_layers is None else features.aux_layers
     outside = [layer for layer in layers if not 0 <= layer < len(target.layers)]
@@ -225,6 +242,7 @@ def _spec(config: BuildConfig, target: Target) -> FeatureSpec:
         sources=features.sources,
         hidden_size=target.identity.hidden_size,
         aux_layers=layers if "target_aux" in features.sources else (),
+        draft=None if drafter is None else drafter.states,
     )
 
 
@@ -290,7 +308,7 @@ def _answered(record: TraceRecord) -> bool:
     return not record.excluded and record.full_answer is not None
 
 
-def _describe(config: BuildConfig, target: Target, folders: Sequence[Path]) -> None:
+def _describe(config: BuildConfig, target: Target, spec: FeatureSpec, folders: Sequence[Path]) -> None:
     """Writes dataset.json, which makes the data set complete."""
     shards: list[JSON] = [read_json(folder / "shard.json") for folder in folders]
     sampling: dict[str, JSON] = asdict(config.sampling)
@@ -300,7 +318,7 @@ def _describe(config: BuildConfig, target: Target, folders: Sequence[Path]) -> N
         {
             "format": 1,
             "target": target.identity.to_json(),
-            "features": _spec(config, target).to_json(),
+            "features": spec.to_json(),
             "feature_dtype": dtype,
             "rows": config.features.rows,
             "splits": dict(config.splits),

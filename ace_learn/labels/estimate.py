@@ -28,6 +28,7 @@ from ace_learn.models.cache import grown_capacity
 from ace_learn.models.target import DTYPES, EMBEDDED
 from ace_learn.reasoner import weights_path
 from ace_learn.signals import LEARNED
+from ace_learn.speculation.drafters import DraftStates
 
 GB = 1e9
 _LOGIT_BYTES = 80
@@ -228,10 +229,13 @@ def memory_of(config: EstimateConfig, size: ModelSize) -> Memory:
 def _spec(config: EstimateConfig, size: ModelSize) -> FeatureSpec:
     chosen = config.features.aux_layers
     layers = tuple(range(min(3, size.layers))) if chosen is None else chosen
+    drafter = config.features.drafter
+    states = DraftStates(size=size.hidden, delay=drafter.draft_tokens + 1, drafter="")  # as wide as the target, mostly
     return FeatureSpec(
         sources=config.features.sources,
         hidden_size=size.hidden,
         aux_layers=layers if "target_aux" in config.features.sources else (),
+        draft=None if drafter.kind == "none" else states,
     )
 
 

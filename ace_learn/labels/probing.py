@@ -314,5 +314,5 @@ def _rows(captured: CapturedRows, records: Sequence[TraceRecord], minimal: Minim
         "position": rows.position,
         "boundary": torch.cat(boundary),
     }
-    optional = {"target_aux": rows.aux, "candidates": rows.candidates}
+    optional = {"target_aux": rows.aux, "candidates": rows.candidates, "draft": rows.draft}
     return columns | {name: column for name, column in optional.items() if column.shape[1]}

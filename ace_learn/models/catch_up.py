@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ace_learn.models.cache import SlotCache
@@ -14,6 +14,79 @@ from ace_learn.models.target import Target
 
 MAX_TOKENS = 16_384
 """Tokens of one forward, padding included; bounds the memory of a prefill (activations and attention masks)."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Sees the tapped hidden states of what is fed."""
+
+    def __call__(
+        self,
+        positions: Int[Tensor, "B Q"],
+        hidden: Float[Tensor, "B Q A"],
+        *,
+        longest: int,
+        first_slot: int = 0,
+    ) -> None:
+        """Takes the states of some rows.
+
+        Args:
+            positions: Sequence positions; what stands behind a row's sequence is padding, or a draft that may fail,
+                and is given again before it counts.
+            hidden: The tapped layers, concatenated.
+            longest: One more than the largest position.
+            first_slot: Slot of the first row.
+        """
+        ...
+
+
+class Piece(NamedTuple):
+    """A part of what is fed: some columns of a slice of rows, padded on the left."""
+
+    tokens: Int[Tensor, "B Q"]
+    positions: Int[Tensor, "B Q"]
+    padding: Int[Tensor, " B"]
+    """Columns of padding at the start of each row."""
+    first_slot: int
+    longest: int
+    ends: bool
+    """Whether the rows' last tokens are in it."""
+
+
+def pieces(
+    feeds: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device, *, max_tokens: int = MAX_TOKENS
+) -> Iterator[Piece]:
+    """Cuts ragged rows into rectangles of at most `max_tokens`: slices of rows, and a long row in pieces.
+
+    Padding is placed behind the longest sequence, where the positions' mask hides it until it is overwritten. All
+    pieces have the same `longest`, so that a cache's swaps cover every row.
+
+    Args:
+        feeds: The tokens of each row, at least one.
+        lengths: One more than the position of each row's last token.
+        device: Where the tensors go.
+        max_tokens: Most tokens of one piece, padding included.
+    """
+    width, ragged = max(map(len, feeds)), len(set(map(len, feeds))) > 1
+    longest = max(lengths) + width * ragged
+    rows = max(1, max_tokens // width)
+    column = torch.arange(width, device=device)
+    for start in range(0, len(feeds), rows):
+        rectangle = [[*[0] * (width - len(feed)), *feed] for feed in feeds[start : start + rows]]
+        tokens = torch.tensor(rectangle, device=device)
+        padding = width - torch.tensor([len(feed) for feed in feeds[start : start + rows]], device=device)
+        ends = torch.tensor(lengths[start : start + rows], device=device)[:, None]
+        positions = torch.where(column < padding[:, None], longest - width + column, ends - width + column)
+        for left in range(0, width, max_tokens):
+            part = slice(left, min(left + max_tokens, width))
+            yield Piece(
+                tokens=tokens[:, part],
+                positions=positions[:, part],
+                padding=(padding - left).clamp(0, part.stop - left),
+                first_slot=start,
+                longest=longest,
+                ends=left + max_tokens >= width,
+            )
 
 
 @torch.inference_mode()
@@ -24,11 +97,10 @@ def catch_up(
     lengths: Sequence[int],
     *,
     max_tokens: int = MAX_TOKENS,
+    taps: Sequence[int] = (),
+    observer: Observer | None = None,
 ) -> Float[Tensor, "B V"]:
     """Feeds every slot the newest tokens of its sequence; returns the logits behind each last token.
-
-    Rows are padded on the left. Padding is written behind the longest sequence, where the positions' mask hides it
-    until it is overwritten. Many rows are fed in slices of rows, and a long row in pieces.
 
     Args:
         target: The model.
@@ -36,33 +108,22 @@ def catch_up(
         feeds: The tokens to run, at least one per row; they end the row's sequence.
         lengths: Length of each sequence, fed tokens included.
         max_tokens: Most tokens of one forward.
+        taps: Layers whose hidden states the observer sees.
+        observer: Sees them; None: nobody does.
     """
-    width, ragged = max(map(len, feeds)), len(set(map(len, feeds))) > 1
-    longest = max(lengths) + width * ragged
-    rows = max(1, max_tokens // width)
-    slices = [slice(start, start + rows) for start in range(0, len(feeds), rows)]
-    return torch.cat([_feed(target, cache, _Rows(feeds[s], lengths[s], s.start), longest, max_tokens) for s in slices])
-
-
-class _Rows(NamedTuple):
-    """A slice of the batch."""
-
-    feeds: Sequence[Sequence[int]]
-    lengths: Sequence[int]
-    first_slot: int
-
-
-def _feed(target: Target, cache: SlotCache, rows: _Rows, longest: int, max_tokens: int) -> Float[Tensor, "B V"]:
-    """Feeds one slice; all slices see the same `longest`, so that the cache's swaps cover every row."""
-    width = max(map(len, rows.feeds))
-    device = target.device
-    tokens = torch.tensor([[*[0] * (width - len(feed)), *feed] for feed in rows.feeds], device=device)
-    padding = width - torch.tensor([len(feed) for feed in rows.feeds], device=device)[:, None]
-    column = torch.arange(width, device=device)
-    ends = torch.tensor(rows.lengths, device=device)[:, None]
-    positions = torch.where(column < padding, longest - width + column, ends - width + column)
-    pieces = [
-        target.forward(piece, places, cache, longest=longest, first_slot=rows.first_slot, last_only=True).logits
-        for piece, places in zip(tokens.split(max_tokens, dim=1), positions.split(max_tokens, dim=1), strict=True)
-    ]
-    return pieces[-1][:, -1]
+    logits = []
+    for piece in pieces(feeds, lengths, target.device, max_tokens=max_tokens):
+        outputs = target.forward(
+            piece.tokens,
+            piece.positions,
+            cache,
+            longest=piece.longest,
+            first_slot=piece.first_slot,
+            aux_layers=taps,
+            last_only=True,
+        )
+        if observer is not None:
+            observer(piece.positions, outputs.aux, longest=piece.longest, first_slot=piece.first_slot)
+        if piece.ends:
+            logits.append(outputs.logits[:, -1])
+    return torch.cat(logits)

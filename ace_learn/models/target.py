@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +14,14 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.generic import ModelOutput
 
 from ace_learn.models.attention import GROUPED_ATTENTION
 from ace_learn.models.cache import SlotCache
+from ace_learn.models.fingerprint import fingerprint
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.reasoner import weights_path
 from ace_learn.thinking import BoundaryTables, ThinkMarkers
-
-_SAMPLES_PER_WEIGHT = 64
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Known values of `target.dtype`."""
@@ -30,10 +29,15 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 EMBEDDED = "ace_learn/reasoner"
 """Model name of the embedded reasoner."""
 
-_OUTPUT = -1
-"""Where the input of the output layer is kept."""
+OUTPUT = -1
+"""As a tapped layer: what the output layer reads, of every column."""
+
+_KEPT = -2
+"""Where the input of the output layer is kept, of the columns that it reads."""
 
 _InputHook = Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]
+_Output = Tensor | Sequence[Tensor] | ModelOutput
+_OutputHook = Callable[[nn.Module, tuple[Tensor, ...], _Output], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,8 @@ class Target:
             cache: Written at `positions`.
             longest: One more than the largest position.
             first_slot: Cache slot of the first row.
-            aux_layers: Decoder layers whose inputs are returned.
+            aux_layers: Decoder layers whose inputs are returned; their number stands for what leaves the last one, and
+                `OUTPUT` for what the output layer reads.
             last_only: Compute the output layer for the last column alone (Q = 1 in `logits` and `last`).
         """
         mask = cache.begin(positions, longest, first_slot)
@@ -184,7 +189,7 @@ class Target:
                 logits_to_keep=int(last_only),
             )
         aux = [taps[layer] for layer in aux_layers]
-        last = taps[_OUTPUT]
+        last = taps[_KEPT]
         return RowOutputs(logits=output.logits.float(), last=last, aux=torch.cat(aux, dim=-1) if aux else last[..., :0])
 
     @contextmanager
@@ -197,8 +202,21 @@ class Target:
 
             return hook
 
-        tapped = [*((layer, self.layers[layer]) for layer in layers), (_OUTPUT, self.output_layer)]
-        handles = [module.register_forward_pre_hook(keep_input(i), with_kwargs=True) for i, module in tapped]
+        def keep_output(index: int) -> _OutputHook:
+            def hook(
+                module: nn.Module, args: tuple[Tensor, ...], output: Tensor | Sequence[Tensor] | ModelOutput
+            ) -> None:
+                taps[index] = output if isinstance(output, Tensor) else output[0]
+
+            return hook
+
+        outputs = {OUTPUT: self.model.base_model, len(self.layers): self.layers[-1]}
+        inputs = [
+            *((layer, self.layers[layer]) for layer in layers if layer not in outputs),
+            (_KEPT, self.output_layer),
+        ]
+        handles = [module.register_forward_pre_hook(keep_input(i), with_kwargs=True) for i, module in inputs]
+        handles += [outputs[i].register_forward_hook(keep_output(i)) for i in layers if i in outputs]
         try:
             yield taps
         finally:
@@ -206,28 +224,21 @@ class Target:
                 handle.remove()
 
 
+def select_layers(aux: Float[Tensor, "B Q A"], tapped: Sequence[int], wanted: Sequence[int]) -> Float[Tensor, "B Q W"]:
+    """The columns of some of the tapped layers, in the order wanted."""
+    if tuple(tapped) == tuple(wanted):
+        return aux
+    if not wanted:
+        return aux[..., :0]
+    chunks = dict(zip(tapped, aux.chunk(len(tapped), dim=-1), strict=True))
+    return torch.cat([chunks[layer] for layer in wanted], dim=-1)
+
+
 def _decoder_layers(model: PreTrainedModel, count: int, name: str) -> nn.ModuleList:
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if not lists:
         raise ValueError(f"{name}: found no list of its {count} decoder layers; this architecture is not supported")
     return lists[0]
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over every weight's name, shape and a fixed sample of its values.
-
-    The sample makes it quick on a large model, and any training step changes it. Values are hashed in bfloat16, so that
-    the same weights loaded in another dtype keep their fingerprint.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(json.dumps([name, list(weight.shape)]).encode())
-        flat = weight.detach().reshape(-1)
-        if flat.is_floating_point():
-            step = max(1, flat.numel() // _SAMPLES_PER_WEIGHT)
-            sample = flat[::step][:_SAMPLES_PER_WEIGHT].to("cpu", torch.bfloat16)
-            digest.update(sample.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _device(name: str) -> str:
@@ -278,14 +289,14 @@ def load_draft_model(name: str, target: Target) -> Target:
     source = _source(name)
     with _loading(name):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        _check_same_tokens(tokenizer, name, target)
+        check_same_tokens(tokenizer, name, target)
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=target.output_layer.weight.dtype, device_map={"": target.device}
         )
     return Target(model, tokenizer, target.markers, name=name)
 
 
-def _check_same_tokens(tokenizer: PreTrainedTokenizerBase, name: str, target: Target) -> None:
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, name: str, target: Target) -> None:
     """Refuses a draft model whose token ids mean something else; the think markers are among them."""
     theirs, ours = tokenizer.get_vocab(), target.tokenizer.get_vocab()
     if theirs == ours:

@@ -1,4 +1,4 @@
-"""A tiny reasoner that ships with the package: problems, the traces it learned from, and its weights.
+"""A tiny reasoner that ships with the package: problems, the traces it learned from, its weights and its drafter.
 
 The weights are a plain Hugging Face folder: `AutoModelForCausalLM.from_pretrained(weights_path())`.
 """
@@ -26,6 +26,7 @@ __all__ = [
     "Trace",
     "compose_trace",
     "contract_spec",
+    "drafter_path",
     "generate_problems",
     "score",
     "weights_path",
@@ -36,3 +37,8 @@ __all__ = [
 def weights_path() -> Path:
     """Return the folder with the committed weights and tokenizer."""
     return Path(__file__).parent / "weights"
+
+
+def drafter_path() -> Path:
+    """Return the folder with the committed EAGLE-3 drafter of the reasoner, which vLLM and `load_draft` read."""
+    return Path(__file__).parent / "drafter"

@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
-from ace_learn.engines.hf import HeadSignaller, HFEngine
+from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
+from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.exit.candidates import CandidateReader
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.features import FeatureSpec

@@ -9,9 +9,11 @@ import ace_learn.exit.tracker as tracker_module
 from ace_learn.contracts import Contract
 from ace_learn.engines.draft_model import ModelDrafter
 from ace_learn.engines.hf import Branch, HFEngine
+from ace_learn.engines.hidden_drafter import HiddenDrafter
 from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
 from ace_learn.exit.policy import ExitPolicy
+from ace_learn.models.target import Target
 from ace_learn.speculation.drafters import NgramDrafter
 from ace_learn.tasks import TaskConfig, build_task, render_prompt
 from tests.helpers.targets import OPENED_BY_MODEL, WORDS, tiny_model, tiny_target
@@ -57,8 +59,11 @@ def reasoner_requests(target, count):
 
 
 def engine(target, *, exits=True, draft=None, draft_tokens=0, batch_size=8, sampling=GREEDY):
-    """An engine that speculates with n-grams, or with the model `draft`."""
-    drafter = None if draft is None else ModelDrafter(draft, sampling=sampling, vocab_size=target.vocab_size)
+    """An engine that speculates with n-grams, or with the model or the draft module `draft`."""
+    if draft is None or isinstance(draft, Target):
+        drafter = None if draft is None else ModelDrafter(draft, sampling=sampling, vocab_size=target.vocab_size)
+    else:
+        drafter = HiddenDrafter(draft, target, sampling=sampling)
     return HFEngine(
         target,
         sampling=sampling,

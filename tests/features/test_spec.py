@@ -3,6 +3,7 @@
 import pytest
 
 from ace_learn.features import SCALARS, FeatureSpec
+from ace_learn.speculation.drafters import DraftStates
 
 
 def test_sizes_and_fixed_order() -> None:
@@ -17,12 +18,27 @@ def test_sizes_and_fixed_order() -> None:
 def test_json_round_trip() -> None:
     spec = FeatureSpec(sources=("target_aux", "scalars"), hidden_size=5, aux_layers=(1, 4))
     assert FeatureSpec.from_json(spec.to_json()) == spec
+    assert "draft" not in spec.to_json()
+
+
+def test_states_of_a_drafter() -> None:
+    states = DraftStates(size=6, delay=5, drafter="abc")
+    spec = FeatureSpec(sources=("draft", "scalars"), hidden_size=5, aux_layers=(), draft=states)
+    assert spec.size == 6 + 7
+    assert FeatureSpec.from_json(spec.to_json()) == spec
+    assert spec.subset(["draft"]).draft == states
+    assert spec.subset(["scalars"]).draft is None
+    with pytest.raises(ValueError, match="go together"):
+        FeatureSpec(sources=("scalars",), hidden_size=5, aux_layers=(), draft=states)
+    with pytest.raises(ValueError, match="K >= 1 draft tokens, not 0"):
+        DraftStates(size=6, delay=1, drafter="abc")
 
 
 @pytest.mark.parametrize(
     ("sources", "aux_layers", "message"),
     [
-        (["draft"], [1], "one or more of target_last, target_aux, scalars"),
+        (["draft"], [1], "go together"),
+        (["logits"], [1], "one or more of target_last, target_aux, scalars"),
         ([], [1], "one or more"),
         (["scalars", "scalars"], [1], "each once"),
         (["target_aux"], [], "needs aux_layers"),

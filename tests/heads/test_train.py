@@ -210,7 +210,7 @@ def test_a_run_interrupted_at_each_stage_ends_as_the_uninterrupted_one(
     with pytest.raises(ValueError, match="holds no finished head"):
         load_head(config.output)
     with monkeypatch.context() as patch:
-        patch.setattr("ace_learn.heads.train.Trainer.fit", second_fit)
+        patch.setattr("ace_learn.heads.runs.Trainer.fit", second_fit)
         train_head(config)
     _same_outcome(config, replace(config, output=tmp_path / "straight"))
 

@@ -1,5 +1,6 @@
 """The first stage of each recipe, made so small that a tiny random model goes through it in seconds."""
 
+import contextlib
 import importlib
 import json
 import runpy
@@ -108,7 +109,7 @@ def make_mini(folder: Path) -> Mini:
     recipe = {
         "task": task,
         "splits": {"train": 40, "validation": 20, "calibration": 20, "test": 20},
-        "features": {"sources": list(SOURCES), "rows": "all"},
+        "features": {"sources": [source for source in SOURCES if source != "draft"], "rows": "all"},
         "output": str(mini.dataset),
         "max_new_tokens": 200,
         "max_answer_tokens": 30,
@@ -154,11 +155,35 @@ def build(stage: Stage) -> Path:
 
 def train(stage: Stage) -> Path:
     """One epoch on the miniature data set."""
+    if stage.values.get("kind", "head") != "head":
+        return train_draft(stage)
     output = stage.folder / "head"
     one = ["--trainer.devices", 1] if "devices" in stage.values.get("trainer", {}) else []
     quiet = ["--trainer.accelerator", "cpu", "--trainer.progress_bar", "false", *one]
     stage.run("--dataset", stage.mini.dataset, "--output", output, "--max_epochs", 1, *quiet)
     return output / "model.safetensors"
+
+
+def train_draft(stage: Stage) -> Path:
+    """One epoch of a draft for the tiny model, on the miniature data set."""
+    output = stage.folder / "draft"
+    size = ["--shape.vocab_size", 40] if "vocab_size" in stage.values.get("shape", {}) else []
+    quiet = ["--trainer.accelerator", "cpu", "--trainer.progress_bar", "false"]
+    inputs = [*model_flags(stage.mini), "--dataset", stage.mini.dataset, "--output", output]
+    stage.run(*inputs, *size, "--max_epochs", 1, "--batch_size", 20, "--max_tokens", 60, *quiet)
+    return output / "model.safetensors"
+
+
+def bench_drafts(stage: Stage) -> Path:
+    """Three problems, with drafts of the tiny model that were trained for one epoch."""
+    draft, output = stage.folder / "draft", stage.folder / "study"
+    inputs = ["--kind", "mtp", *model_flags(stage.mini), "--dataset", str(stage.mini.dataset), "--output", str(draft)]
+    size = ["--max_epochs", "1", "--batch_size", "20", "--max_tokens", "60"]
+    command(["ace_learn.train", *inputs, *size, "--trainer.accelerator", "cpu", "--trainer.progress_bar", "false"])
+    drafters = {name: {"kind": "mtp", "model": str(draft)} for name in stage.values["drafters"]}
+    inputs = [*model_flags(stage.mini), "--dataset", stage.mini.dataset, "--drafters", json.dumps(drafters)]
+    stage.run(*inputs, "--problems", 3, "--max_new_tokens", 30, "--output", output)
+    return output / "acceptance.json"
 
 
 def calibrate(stage: Stage) -> Path:
@@ -175,6 +200,15 @@ def run(stage: Stage) -> Path:
     drafter = ["--drafter.model", stage.mini.model] if "model" in stage.values.get("drafter", {}) else []
     head = ["--head", stage.mini.policy] if "head" in stage.values else []
     stage.run(*model_flags(stage.mini), *head, *drafter, *task_flags(stage.values), *size)
+    return output
+
+
+def serve(stage: Stage) -> Path:
+    """The command that would start the server, with the miniature head checked against its model."""
+    output = stage.folder / "command.txt"
+    head = ["--settings.head", stage.mini.policy] if "head" in stage.values.get("settings", {}) else []
+    with output.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        stage.run("--target.model", stage.mini.model, *head, "--dry_run", "true")
     return output
 
 
@@ -210,13 +244,46 @@ def evaluate_reasoner(stage: Stage) -> Path:
     return output
 
 
+def _study(stage: Stage, *size: object) -> Path:
+    """The recipe's drafter, or the miniature model with a noised copy of itself."""
+    output = stage.folder / "study"
+    pair: list[object] = ["--setting.max_new_tokens", 60]
+    if "drafter" not in stage.values["setting"]:
+        pair += [flag.replace("--target", "--setting.target") for flag in model_flags(stage.mini)]
+        pair += ["--setting.noised", "{noise: 0.1, draft_tokens: 2}"]
+    stage.run(*pair, "--output", output, *size)
+    return output / "table.md"
+
+
+def bench_rules(stage: Stage) -> Path:
+    """Three problems, one budget."""
+    size = ["--problems", 3, "--deltas", "[0.5]", "--epsilons", "[0.09]", "--enumerated_rows", 5]
+    return _study(stage, *size)
+
+
+def bench_acceptance(stage: Stage) -> Path:
+    """A few problems of each workload."""
+    return _study(stage, "--problems", 12, "--workload_problems", 4)
+
+
+def bench_verification(stage: Stage) -> Path:
+    """Two cells."""
+    size = ["--problems", 3, "--fixed", "[0, 1]", "--concurrency", "[2]", "--simulated", "[2]", "--simulated_steps", 20]
+    return _study(stage, *size)
+
+
 RULES: dict[str, Callable[[Stage], Path]] = {
     "ace_learn.build": build,
     "ace_learn.train": train,
     "ace_learn.calibrate": calibrate,
     "ace_learn.run": run,
+    "ace_learn.serve": serve,
     "ace_learn.stream": stream,
     "ace_learn.ablate": ablate,
+    "ace_learn.bench drafts": bench_drafts,
+    "ace_learn.bench rules": bench_rules,
+    "ace_learn.bench acceptance": bench_acceptance,
+    "ace_learn.bench verification": bench_verification,
     "ace_learn.reasoner train": train_reasoner,
     "ace_learn.reasoner evaluate": evaluate_reasoner,
 }

@@ -1,0 +1,1 @@
+"""Training of draft modules: traces, the unrolled objective, signals with it, adapters, export."""

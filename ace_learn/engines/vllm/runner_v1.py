@@ -1,0 +1,122 @@
+"""Exits on vLLM's first model runner (CPU, and the fallback on GPUs).
+
+Private names of vLLM that are touched here, all on the instance: `execute_model_state` with `logits` and
+`spec_decode_metadata`, `input_batch.req_ids`, `input_ids`, `positions`, `query_start_loc`, `sampler` and
+`rejection_sampler` with their `apply_logits_processors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ace_learn.engines.vllm.logits import allowed_ends
+from ace_learn.engines.vllm.rows import StepRows
+from ace_learn.engines.vllm.runner import RunnerExits
+from ace_learn.engines.vllm.slots import to_device
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+
+
+class V1Exits(RunnerExits):
+    """Exits on a V1 runner: tokens are forced at the end of the sampler's own processor step."""
+
+    runner: GPUModelRunner
+
+    def attach(self, runner: GPUModelRunner) -> None:
+        """Wraps the samplers of a runner that has loaded its model."""
+        self.runner = runner
+        self._bonus_rows: Int[Tensor, " B"] | None = None
+        runner.sampler.apply_logits_processors = self._wrapped(runner.sampler.apply_logits_processors)
+        if getattr(runner, "rejection_sampler", None) is not None:
+            sampler = runner.rejection_sampler
+            sampler.apply_logits_processors = self._wrapped_targets(sampler.apply_logits_processors)
+
+    def before_sampling(self, grammar: GrammarOutput | None) -> None:
+        """Reads the rows of the step whose logits stand in `execute_model_state`."""
+        state = self.runner.execute_model_state
+        if state is None or state.logits is None or not self.follows(self.runner.input_batch.req_ids):
+            return
+        metadata = state.spec_decode_metadata
+        self._bonus_rows = None if metadata is None else metadata.bonus_logits_indices.long()
+        self.observe(self.runner.input_batch.req_ids, lambda: self._rows(state, grammar))
+
+    def _rows(self, state: ExecuteModelState, grammar: GrammarOutput | None) -> StepRows:
+        runner, metadata = self.runner, state.spec_decode_metadata
+        request_ids = runner.input_batch.req_ids
+        size = len(request_ids)
+        if metadata is None:
+            counts = np.ones(size, dtype=np.int64)
+            indices = runner.query_start_loc.gpu[1 : size + 1].long() - 1
+        else:
+            counts = np.asarray(metadata.num_draft_tokens, dtype=np.int64) + 1
+            indices = metadata.logits_indices.long()
+        assert self.layer.hidden is not None
+        allowed = allowed_ends(
+            grammar,
+            request_ids,
+            counts,
+            self.served.head.identity.markers.end,
+            drafts=state.scheduler_output.scheduled_spec_decode_tokens,
+        )
+        return StepRows(
+            request_ids=request_ids,
+            counts=counts,
+            tokens=runner.input_ids.gpu[indices].long(),
+            positions=runner.positions[indices].long(),
+            hidden=self.layer.hidden,
+            logits=state.logits,
+            aux=self.aux_rows(state.aux_hidden_states, indices),
+            allowed=None if allowed is None else to_device(_flat(allowed, counts), indices.device),
+        )
+
+    def _wrapped(
+        self, apply: Callable[[Tensor, SamplingMetadata, bool], Tensor]
+    ) -> Callable[[Tensor, SamplingMetadata, bool], Tensor]:
+        def apply_logits_processors(
+            logits: Float[Tensor, "rows V"], sampling_metadata: SamplingMetadata, predict_bonus_token: bool
+        ) -> Float[Tensor, "rows V"]:
+            logits = apply(logits, sampling_metadata, predict_bonus_token)
+            which = slice(None) if self._bonus_rows is None else self._bonus_rows
+            return self.shape(logits, which, _temperatures(logits, sampling_metadata))
+
+        return apply_logits_processors
+
+    def _wrapped_targets(
+        self, apply: Callable[[Tensor, SamplingMetadata, SpecDecodeMetadata], Tensor]
+    ) -> Callable[[Tensor, SamplingMetadata, SpecDecodeMetadata], Tensor]:
+        def apply_logits_processors(
+            logits: Float[Tensor, "rows V"], sampling_metadata: SamplingMetadata, metadata: SpecDecodeMetadata
+        ) -> Float[Tensor, "rows V"]:
+            logits = apply(logits, sampling_metadata, metadata)
+            temperature = _temperatures(logits, sampling_metadata, metadata)
+            return self.shape(logits, metadata.target_logits_indices.long(), temperature)
+
+        return apply_logits_processors
+
+
+def _temperatures(
+    logits: Float[Tensor, "rows V"], sampling: SamplingMetadata, metadata: SpecDecodeMetadata | None = None
+) -> Float[Tensor, " rows"]:
+    """The temperature of each row: of each request, or, with `metadata`, of each drafted token."""
+    if sampling.temperature is None:  # all are greedy
+        return logits.new_zeros(len(logits))
+    temperature: Tensor = sampling.temperature
+    if metadata is None:
+        return temperature
+    ends = metadata.cu_num_draft_tokens.long()
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    return torch.repeat_interleave(temperature, counts, output_size=len(logits))
+
+
+def _flat(allowed: Bool[np.ndarray, "B Q E"], counts: Int[np.ndarray, " B"]) -> Bool[Tensor, "R E"]:
+    return torch.from_numpy(allowed[np.arange(allowed.shape[1]) < counts[:, None]])

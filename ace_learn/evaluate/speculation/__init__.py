@@ -1,0 +1,1 @@
+"""Studies of speculation: acceptance rules, what predicts acceptance, adaptive verification."""
