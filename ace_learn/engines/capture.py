@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ace_learn.exit.scalars import CANDIDATES, SCALARS
 from ace_learn.exit.tracker import Hidden, Verdict
+from ace_learn.signals import ACCEPTANCE
 
 CaptureRows = Literal["boundaries", "all"]
 
@@ -33,6 +34,8 @@ class CapturedRows(NamedTuple):
     """D = 0 where they were not read."""
     draft: Float[Tensor, "N E"]
     """E = 0 where no drafter gives its states."""
+    acceptance: Float[Tensor, "N P"]
+    """P = 0 where it was not read."""
 
     def select(self, keep: Tensor) -> CapturedRows:
         """Rows of a mask or index."""
@@ -51,6 +54,7 @@ class Capture:
         dtype: torch.dtype,
         candidates: bool = False,
         draft_size: int = 0,
+        acceptance: bool = False,
     ) -> None:
         """Keeps boundary rows, or every row of the think span.
 
@@ -61,6 +65,7 @@ class Capture:
             dtype: Of the hidden states.
             candidates: Whether the tracker reads answer candidates.
             draft_size: Hidden size of a drafter that gives its states.
+            acceptance: Whether the columns `ACCEPTANCE` are read.
         """
         self.rows = rows
         index, hidden = torch.empty(0, dtype=torch.long), torch.empty(0, hidden_size, dtype=dtype)
@@ -75,6 +80,7 @@ class Capture:
             aux=torch.empty(0, hidden_size * num_aux, dtype=dtype),
             candidates=torch.empty(0, len(CANDIDATES) if candidates else 0),
             draft=torch.empty(0, draft_size, dtype=dtype),
+            acceptance=torch.empty(0, len(ACCEPTANCE) if acceptance else 0),
         )
         self._parts = [empty]
 
@@ -100,6 +106,7 @@ class Capture:
             hidden.aux,
             verdict.candidates,
             hidden.aux[..., :0] if hidden.draft is None else hidden.draft,
+            verdict.scalars[..., :0] if hidden.acceptance is None else hidden.acceptance,
         )
         self._parts.append(CapturedRows(*(column[keep].cpu() for column in columns)))
 

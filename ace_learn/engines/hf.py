@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ace_learn.contracts import Contract
+from ace_learn.engines.acceptance_reader import AcceptanceReader
 from ace_learn.engines.batch import DecodeBatch, Decoding, TokenListener
 from ace_learn.engines.capture import Capture, CapturedRows, CaptureRows
 from ace_learn.engines.live import LiveRequest, context_room
@@ -67,6 +68,7 @@ class HFEngine:
         verifier: AdaptiveVerifier | None = None,
         aux_layers: tuple[int, ...] = (),
         candidates: bool = False,
+        acceptance_columns: bool = False,
         batch_size: int = 64,
     ) -> None:
         """Configures an engine.
@@ -83,11 +85,14 @@ class HFEngine:
             aux_layers: Layers that the signals read.
             candidates: Capture the answers that the thinking states; a head or a policy that reads them gets them
                 anyway.
+            acceptance_columns: Capture what the signal `acceptance` is computed from; a policy that reads it gets it
+                anyway. It needs a drafter that gives its states, and a verifier.
             batch_size: Requests decoded together.
 
         Raises:
             ValueError: A drafter without draft tokens or the reverse, a lossy rule or a verifier without a drafter, a
-                head that reads states which the drafter does not give, or a batch size below 1.
+                head that reads states which the drafter does not give, a policy that reads `acceptance` where it
+                cannot be given, or a batch size below 1.
         """
         states = None if drafter is None else drafter.states
         if num_draft_tokens < 0 or (states is None and (drafter is None) != (num_draft_tokens == 0)):
@@ -105,6 +110,8 @@ class HFEngine:
         self.acceptance, self.verifier = acceptance or AcceptanceConfig(), verifier
         self.aux_layers = aux_layers
         self.candidates = candidates or _reads_candidates(self.policy, signaller)
+        reads_acceptance = acceptance_columns or "acceptance" in self.policy.signals
+        self.acceptance_reader = AcceptanceReader(drafter, verifier) if reads_acceptance else None
         self.batch_size = batch_size
         self.forward_tokens = 0
         """Tokens run through the target so far."""
@@ -173,6 +180,7 @@ class HFEngine:
             dtype=self.target.output_layer.weight.dtype,
             candidates=self.candidates,
             draft_size=0 if self.drafter is None or self.drafter.states is None else self.drafter.states.size,
+            acceptance=self.acceptance_reader is not None,
         )
         batch = DecodeBatch(self._decoding(len(lives), capture=capture), lives)
         self._run(batch)
@@ -233,7 +241,14 @@ class HFEngine:
             device=self.target.device,
             candidates=CandidateReader(self.target.decode, num_slots) if self.candidates else None,
         )
-        return replace(untracked, tracker=tracker, aux_layers=self.aux_layers, capture=capture, listener=listener)
+        return replace(
+            untracked,
+            tracker=tracker,
+            acceptance_reader=self.acceptance_reader,
+            aux_layers=self.aux_layers,
+            capture=capture,
+            listener=listener,
+        )
 
 
 def _check_states(states: DraftStates | None, signaller: Signaller | None, num_draft_tokens: int) -> None:

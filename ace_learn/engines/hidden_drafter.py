@@ -49,6 +49,10 @@ class HiddenDrafter:
         """Empty caches for the requests of a batch."""
         return _HiddenSession(self, keys)
 
+    def law(self, states: Float[Tensor, "B R H"]) -> Float[Tensor, "B R V"]:
+        """What it draws the token behind each of its states from, over the target's vocabulary."""
+        return self.sampling.probabilities(self.module.full_logits(states))
+
 
 class _HiddenSession:
     """The draft's cache for one batch, and what the target has said, by position.

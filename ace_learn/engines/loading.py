@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from ace_learn.artifacts import JsonFields
 from ace_learn.engines.costs import measure_costs
 from ace_learn.engines.draft_model import ModelDrafter
 from ace_learn.engines.hf import HFEngine
@@ -81,8 +82,8 @@ def build_engine(
     config, acceptance, adaptive = drafter or DrafterConfig(), acceptance or AcceptanceConfig(), adaptive or _ALL
     _check_speculation(config, sampling, acceptance, adaptive)
     exits = _NO_EXITS if head is None else _exits(head, target, sampling)
-    states = exits.states
-    drafting = load_drafter(config, target, sampling, states_delay=0 if states is None else states.delay)
+    drafting = load_drafter(config, target, sampling, states_delay=exits.states_delay(config))
+    _check_certified_drafter(exits, drafting)
     verifier = None
     if adaptive.enabled:
         assert drafting is not None, "checked above"
@@ -90,6 +91,8 @@ def build_engine(
             estimator=adaptive.estimator(config.draft_tokens, target.device),
             costs=measure_costs(target, drafting, batch_size=batch_size, draft_tokens=config.draft_tokens),
         )
+    elif exits.reads_acceptance:
+        verifier = AdaptiveVerifier(estimator=_ALL.estimator(config.draft_tokens, target.device), costs=None)
     return HFEngine(
         target,
         sampling=sampling,
@@ -111,6 +114,18 @@ class _Exits(NamedTuple):
     signaller: HeadSignaller | None
     aux_layers: tuple[int, ...]
     states: DraftStates | None
+    """Those that the head reads, or that its policy was certified with."""
+
+    @property
+    def reads_acceptance(self) -> bool:
+        """Whether the policy reads the signal `acceptance`."""
+        return self.policy is not None and "acceptance" in self.policy.signals
+
+    def states_delay(self, drafter: DrafterConfig) -> int:
+        """Positions between a row and the drafter's state that signals read of it; 0: none is read."""
+        if self.states is not None:
+            return self.states.delay
+        return drafter.draft_tokens + 1 if self.reads_acceptance else 0
 
 
 _NO_EXITS = _Exits(None, None, (), None)
@@ -120,13 +135,28 @@ _ALL = AdaptiveConfig()
 def _exits(head: Path, target: Target, sampling: Sampling) -> _Exits:
     loaded = load_head(head, expect=target.identity)
     policy = load_own_policy(loaded)
-    _warn_of_other_sampling(policy, sampling)
+    _warn_of_lost_certificate(policy, sampling)
     return _Exits(
         policy,
         HeadSignaller(loaded.head, loaded.spec, target.device),
         loaded.spec.aux_layers if "target_aux" in loaded.spec.sources else (),
-        loaded.spec.draft,
+        loaded.spec.draft or _certified_states(policy),
     )
+
+
+def _certified_states(policy: ExitPolicy) -> DraftStates | None:
+    """The drafter's states that the signal `acceptance` was computed from where the policy was certified."""
+    certified = JsonFields.of(policy.certificate or {}, where="the policy's certificate")
+    return DraftStates.from_json(certified.fields("draft")) if "draft" in certified.data else None
+
+
+def _check_certified_drafter(exits: _Exits, drafter: Drafter | None) -> None:
+    """Refuses another drafter than the one whose states a policy was certified with."""
+    if exits.reads_acceptance and exits.states is not None and drafter is not None and drafter.states != exits.states:
+        raise ValueError(
+            f"the policy reads the signal acceptance of a drafter, {exits.states}, and drafter.model gives "
+            f"{drafter.states}; decode with the drafter that the data set was built with"
+        )
 
 
 def _check_speculation(
@@ -159,8 +189,8 @@ def load_drafter(config: DrafterConfig, target: Target, sampling: Sampling, *, s
     """
     if config.kind in ("none", "ngram", "draft_model") and states_delay:
         raise ValueError(
-            f"the drafter {config.kind} has no hidden states over verified tokens, which the features `draft` are; set "
-            "drafter.kind eagle3 or mtp, and drafter.model"
+            f"the drafter {config.kind} has no hidden states over verified tokens, which the features `draft` are and "
+            "the signal `acceptance` is computed from; set drafter.kind eagle3 or mtp, and drafter.model"
         )
     if config.kind == "none":
         return None
@@ -182,8 +212,14 @@ def load_drafter(config: DrafterConfig, target: Target, sampling: Sampling, *, s
     return HiddenDrafter(module, target, sampling=sampling, states=states)
 
 
-def _warn_of_other_sampling(policy: ExitPolicy, sampling: Sampling) -> None:
-    """A certificate holds for the sampling of its probes alone (the seed does not matter)."""
+def _warn_of_lost_certificate(policy: ExitPolicy, sampling: Sampling) -> None:
+    """A certificate holds for the sampling of its probes alone (the seed does not matter), and for one estimator."""
+    if policy.certificate is not None and "acceptance" in policy.signals:
+        warnings.warn(
+            "the exit policy's certificate does not hold here: it reads the signal acceptance, whose coefficients move "
+            "with traffic and stood still where it was certified",
+            stacklevel=4,
+        )
     certified = policy.certificate and policy.certificate.get("sampling")
     if isinstance(certified, dict):
         used = {name: value for name, value in asdict(sampling).items() if name != "seed"}

@@ -67,6 +67,7 @@ class Certificate:
         head_sha256: hash of the head's weights.
         model_fingerprint: fingerprint of the target.
         sampling: sampling parameters of the probes.
+        draft: the drafter's states that the signal `acceptance` was computed from; None: it is not read.
     """
 
     method: str
@@ -85,10 +86,11 @@ class Certificate:
     head_sha256: str
     model_fingerprint: str
     sampling: dict[str, JSON]
+    draft: dict[str, JSON] | None = None
 
     def to_json(self) -> dict[str, JSON]:
-        """Plain JSON object with the fields under their own names."""
-        plain = asdict(self)
+        """Plain JSON object with the fields under their own names; `draft` only where there is one."""
+        plain = {name: value for name, value in asdict(self).items() if name != "draft" or value is not None}
         return {**plain, "certified": list(self.certified), "grid": list(plain["grid"])}
 
     @classmethod
@@ -117,6 +119,7 @@ class Certificate:
             head_sha256=fields.text("head_sha256"),
             model_fingerprint=fields.text("model_fingerprint"),
             sampling=fields.fields("sampling").data,
+            draft=fields.fields("draft").data if "draft" in fields.data else None,
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+from scipy.stats import t as student
 from tqdm import tqdm
 
 from ace_learn.artifacts import JSON, ProvenanceRecorder, config_json, dump_config, write_json, write_text, writer_lock
@@ -37,6 +38,9 @@ class DraftStudyConfig:
     """The model that verifies."""
     drafters: dict[str, DrafterConfig]
     """Drafters by name; the later ones are compared with the first."""
+    against: dict[str, str] = field(default_factory=dict)
+    """Drafters that are compared with another one than the first, by its name: pairs of training seeds, for instance.
+    Two or more such pairs are also averaged, with intervals over problems and over pairs."""
     split: str = "test"
     """The split whose problems are decoded."""
     problems: int = 200
@@ -63,6 +67,11 @@ class DraftStudyConfig:
         idle = [name for name, drafter in self.drafters.items() if drafter.kind == "none"]
         if idle:
             raise ValueError(f"the drafter {idle[0]!r} drafts nothing, so it has no acceptance length; leave it out")
+        unknown = [name for name in (*self.against, *self.against.values()) if name not in self.drafters]
+        if unknown or any(name == other for name, other in self.against.items()):
+            raise ValueError(
+                f"against names two different drafters each time, of {', '.join(self.drafters)}; got {self.against}"
+            )
         if min(self.problems, self.batch_size, self.max_new_tokens, self.replicates) < 1 or self.margin < 0:
             raise ValueError(
                 "problems, batch_size, max_new_tokens and replicates must be at least 1, and margin not negative"
@@ -71,6 +80,11 @@ class DraftStudyConfig:
     def to_json(self) -> dict[str, JSON]:
         """The config as a JSON object."""
         return config_json(self)
+
+    def reference(self, name: str) -> str | None:
+        """The drafter that one is compared with; None for the first, where `against` does not name it."""
+        other = self.against.get(name, next(iter(self.drafters)))
+        return None if other == name else other
 
 
 class Accepted(NamedTuple):
@@ -101,7 +115,7 @@ class Accepted(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterRow:
-    """A line of the table: a drafter at a temperature; the difference is to the first drafter, over the same problems.
+    """A line of the table: a drafter at a temperature; the difference is to another drafter, over the same problems.
 
     Attributes:
         drafter: Its name in the recipe.
@@ -111,7 +125,8 @@ class DrafterRow:
         interval: Its 95% interval over problems.
         rate: Share of the drafts that were kept.
         verifications: How many there were.
-        difference: Acceptance length minus that of the first drafter; None for itself.
+        against: The drafter that it is compared with; None: none.
+        difference: Acceptance length minus that of `against`.
         difference_interval: Its 95% interval.
     """
 
@@ -122,16 +137,13 @@ class DrafterRow:
     interval: Interval
     rate: float
     verifications: int
+    against: str | None
     difference: float | None
     difference_interval: Interval | None
 
     def verdict(self, margin: float) -> str:
-        """Whether the acceptance length drops against the first drafter's, by 95% intervals."""
-        if self.difference_interval is None:
-            return "-"
-        if self.difference_interval.high < 0:
-            return "drops"
-        return "does not drop" if self.difference_interval.low > -margin else "not decided"
+        """Whether the acceptance length drops against the other drafter's, by 95% intervals."""
+        return "-" if self.difference_interval is None else verdict(self.difference_interval, margin)
 
     def to_json(self, margin: float) -> dict[str, JSON]:
         """The line as a JSON object."""
@@ -144,10 +156,66 @@ class DrafterRow:
             "interval": list(self.interval),
             "acceptance_rate": self.rate,
             "verifications": self.verifications,
+            "against": self.against,
             "difference": self.difference,
             "difference_interval": None if span is None else list(span),
             "verdict": self.verdict(margin),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsRow:
+    """Mean difference of the pairs that a recipe names in `against`, at a temperature.
+
+    Attributes:
+        temperature: Of the sampling.
+        differences: Of each pair.
+        over_problems: 95% interval of their mean for these drafters and other problems (bootstrap, pairs kept).
+        over_pairs: 95% interval of their mean for other pairs as well (Student's t on the differences).
+    """
+
+    temperature: float
+    differences: tuple[float, ...]
+    over_problems: Interval
+    over_pairs: Interval
+
+    @property
+    def mean(self) -> float:
+        """Of the differences."""
+        return float(np.mean(self.differences))
+
+    def to_json(self, margin: float) -> dict[str, JSON]:
+        """The line as a JSON object."""
+        return {
+            "temperature": self.temperature,
+            "differences": list(self.differences),
+            "mean": self.mean,
+            "interval_over_problems": list(self.over_problems),
+            "interval_over_pairs": list(self.over_pairs),
+            "verdict": verdict(self.over_pairs, margin),
+        }
+
+
+def verdict(difference: Interval, margin: float) -> str:
+    """What an interval says of a difference of acceptance lengths."""
+    if difference.high < 0:
+        return "drops"
+    return "does not drop" if difference.low > -margin else "not decided"
+
+
+def pairs_row(temperature: float, pairs: Sequence[tuple[Accepted, Accepted]], bootstrap: Bootstrap) -> PairsRow:
+    """Averages two or more pairs (a drafter, the one that it is compared with), all over the same problems."""
+    assert len(pairs) > 1, "one pair has no spread"
+    differences = np.array([a.length - b.length for a, b in pairs])
+    replicates = np.mean([_differences(a, b, bootstrap) for a, b in pairs], axis=0)
+    reach = student.ppf(0.975, len(pairs) - 1) * differences.std(ddof=1) / np.sqrt(len(pairs))
+    middle = differences.mean()
+    return PairsRow(
+        temperature=temperature,
+        differences=tuple(differences.tolist()),
+        over_problems=percentile_interval(replicates),
+        over_pairs=Interval(float(middle - reach), float(middle + reach)),
+    )
 
 
 def accepted_of(outputs: Sequence[Output]) -> Accepted:
@@ -171,8 +239,12 @@ def length_interval(accepted: Accepted, bootstrap: Bootstrap) -> Interval:
 
 def length_difference(a: Accepted, b: Accepted, bootstrap: Bootstrap) -> Interval:
     """95% interval of the acceptance length of `a` minus that of `b`, over the same problems."""
+    return percentile_interval(_differences(a, b, bootstrap))
+
+
+def _differences(a: Accepted, b: Accepted, bootstrap: Bootstrap) -> Float[ndarray, " R"]:
     sums = bootstrap.sums(np.stack((*a[:2], *b[:2]), axis=1))
-    return percentile_interval(sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
+    return np.asarray(sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
 
 
 def study_drafters(config: DraftStudyConfig) -> None:
@@ -196,9 +268,12 @@ def study_drafters(config: DraftStudyConfig) -> None:
             for temperature in config.temperatures
         }
         rows = [row for temperature, by_name in results.items() for row in _rows(config, temperature, by_name)]
-        table = "\n".join(_table(rows, config.margin))
+        means = _pairs(config, results)
+        table = "\n".join((*_table(rows, config.margin), *_pairs_table(means, config.margin)))
         lines: list[JSON] = [row.to_json(config.margin) for row in rows]
         figures: dict[str, JSON] = {"problems": len(requests), "margin": config.margin, "rows": lines}
+        if means:
+            figures["pairs"] = [row.to_json(config.margin) for row in means]
         write_json(config.output / "acceptance.json", figures)
         write_text(config.output / "acceptance.md", f"{table}\n")
         write_text(config.output / "config.yaml", dump_config(config))
@@ -251,9 +326,11 @@ def _decode(
 
 def _rows(config: DraftStudyConfig, temperature: float, results: Mapping[str, Accepted]) -> list[DrafterRow]:
     bootstrap = Bootstrap(replicates=config.replicates)
-    first = next(iter(results.values()))
-    return [
-        DrafterRow(
+    rows = []
+    for name, accepted in results.items():
+        against = config.reference(name)
+        other = None if against is None else results[against]
+        row = DrafterRow(
             drafter=name,
             temperature=temperature,
             draft_tokens=config.drafters[name].draft_tokens,
@@ -261,26 +338,53 @@ def _rows(config: DraftStudyConfig, temperature: float, results: Mapping[str, Ac
             interval=length_interval(accepted, bootstrap),
             rate=accepted.rate,
             verifications=int(accepted.steps.sum()),
-            difference=None if accepted is first else accepted.length - first.length,
-            difference_interval=None if accepted is first else length_difference(accepted, first, bootstrap),
+            against=against,
+            difference=None if other is None else accepted.length - other.length,
+            difference_interval=None if other is None else length_difference(accepted, other, bootstrap),
         )
-        for name, accepted in results.items()
+        rows.append(row)
+    return rows
+
+
+def _pairs(config: DraftStudyConfig, results: Mapping[float, Mapping[str, Accepted]]) -> list[PairsRow]:
+    if len(config.against) < 2:
+        return []
+    bootstrap = Bootstrap(replicates=config.replicates)
+    return [
+        pairs_row(temperature, [(by_name[a], by_name[b]) for a, b in config.against.items()], bootstrap)
+        for temperature, by_name in results.items()
     ]
 
 
 def _table(rows: Sequence[DrafterRow], margin: float) -> list[str]:
     lines = [
-        "| drafter | temperature | K | tokens per verification (95%) | drafts kept | minus the first (95%) | verdict |",
-        "|---|---|---|---|---|---|---|",
+        "| drafter | temperature | K | tokens per verification (95%) | drafts kept "
+        "| minus | difference (95%) | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        against = "-"
+        difference = "-"
         if row.difference is not None and row.difference_interval is not None:
-            against = f"{row.difference:+.3f} ({_span(row.difference_interval)})"
+            difference = f"{row.difference:+.3f} ({_span(row.difference_interval)})"
         lines.append(
             f"| {row.drafter} | {row.temperature:g} | {row.draft_tokens} | {row.length:.3f} ({_span(row.interval)}) | "
-            f"{row.rate:.3f} | {against} | {row.verdict(margin)} |"
+            f"{row.rate:.3f} | {row.against or '-'} | {difference} | {row.verdict(margin)} |"
         )
+    return lines
+
+
+def _pairs_table(rows: Sequence[PairsRow], margin: float) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "",
+        "| pairs | temperature | mean difference | 95% over problems | 95% over pairs | verdict over pairs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spans = f"{_span(row.over_problems)} | {_span(row.over_pairs)}"
+        said = verdict(row.over_pairs, margin)
+        lines.append(f"| {len(row.differences)} | {row.temperature:g} | {row.mean:+.3f} | {spans} | {said} |")
     return lines
 
 

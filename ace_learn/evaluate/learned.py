@@ -22,6 +22,7 @@ from ace_learn.evaluate.replay import Replayed, exit_scores, first_fire, held, r
 from ace_learn.evaluate.traces import Traces
 from ace_learn.exit.policy import ExitPolicy, ScoreModel, SmoothOver
 from ace_learn.signals import BY_NAME, LEARNED, SIGNALS
+from ace_learn.speculation.drafters import DraftStates
 
 Loss = Literal["lost_correct", "mismatch"]
 
@@ -142,12 +143,14 @@ class Scope:
         head_sha256: hash of the head's weights.
         model_fingerprint: fingerprint of the target.
         sampling: sampling parameters of the probes.
+        draft: the drafter's states behind the data set's features; None: it holds none.
     """
 
     data_sha256: str
     head_sha256: str
     model_fingerprint: str
     sampling: dict[str, JSON]
+    draft: DraftStates | None = None
 
 
 class CalibratedPolicy(NamedTuple):
@@ -247,6 +250,7 @@ def calibrate_policy(
     if result.chosen is None:
         return CalibratedPolicy(ExitPolicy.never(), result, savings)
     chosen = result.chosen
+    policy = candidates.policies[chosen]
     certificate = Certificate(
         method=risk.method,
         guarantee=GUARANTEES[risk.method],
@@ -264,9 +268,9 @@ def calibrate_policy(
         head_sha256=scope.head_sha256,
         model_fingerprint=scope.model_fingerprint,
         sampling=scope.sampling,
+        draft=scope.draft.to_json() if scope.draft is not None and "acceptance" in policy.signals else None,
     )
-    policy = candidates.policies[chosen].with_certificate(certificate.to_json())
-    return CalibratedPolicy(policy, result, savings)
+    return CalibratedPolicy(policy.with_certificate(certificate.to_json()), result, savings)
 
 
 def certify(replayed: Replayed, traces: Traces, risk: Risk) -> tuple[CalibrationResult, Float[ndarray, " G"]]:

@@ -54,6 +54,7 @@ def open_head(dataset: Path, head_folder: Path) -> OpenedHead:
         head_sha256=loaded.weights_sha256,
         model_fingerprint=identity.fingerprint,
         sampling=store.dataset.fields("sampling").data,
+        draft=store.spec.draft,
     )
     return OpenedHead(loaded, SignalReader(store, loaded.head, loaded.spec.sources), scope)
 

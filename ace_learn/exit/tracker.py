@@ -31,6 +31,8 @@ class Hidden(NamedTuple):
     """The tapped layers, concatenated; A = 0 where none is tapped."""
     draft: Float[Tensor, "B R D"] | None = None
     """The drafter's hidden state K + 1 positions before each row; None where no drafter keeps one."""
+    acceptance: Float[Tensor, "B R C"] | None = None
+    """Columns `ACCEPTANCE` of each row; None where nothing reads them."""
 
 
 @runtime_checkable
@@ -195,7 +197,11 @@ class ExitTracker:
         if self.signaller is not None:
             learned = self.signaller(scalars, candidates, hidden)
         columns = {"scalars": scalars}
-        return with_derived(learned, columns if self.candidates is None else columns | {"candidates": candidates})
+        if self.candidates is not None:
+            columns["candidates"] = candidates
+        if hidden.acceptance is not None:
+            columns["acceptance"] = hidden.acceptance
+        return with_derived(learned, columns)
 
     def _load(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
         place = positions % self.window

@@ -49,8 +49,8 @@ def write_features(folder: Path, rows: Mapping[str, Tensor]) -> None:
     Args:
         folder: The shard's folder, made where it is missing.
         rows: The columns of N rows: any of target_last [N, H], target_aux [N, A*H] and draft [N, D] (floats of one
-            dtype), scalars [N, 7] and candidates [N, 4] float32, targets [N, S] float32 (nan where undefined), and
-            trace, position, boundary (-1: no boundary) and split [N] int64.
+            dtype), scalars [N, 7], candidates [N, 4] and acceptance [N, 3] float32, targets [N, S] float32 (nan where
+            undefined), and trace, position, boundary (-1: no boundary) and split [N] int64.
 
     Raises:
         ValueError: A column is missing, unknown, or of the wrong dtype or shape.

@@ -10,7 +10,7 @@ from ace_learn.artifacts import JSON, JsonFields
 from ace_learn.signals import COLUMNS
 from ace_learn.speculation.drafters import DraftStates
 
-Source: TypeAlias = Literal["target_last", "target_aux", "scalars", "candidates", "draft"]
+Source: TypeAlias = Literal["target_last", "target_aux", "scalars", "candidates", "draft", "acceptance"]
 
 #: Every source, in the order in which their columns stand side by side in a feature row.
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -25,11 +25,12 @@ class FeatureSpec:
 
     Attributes:
         sources: `target_last` (final hidden state), `target_aux` (hidden states of `aux_layers`, concatenated),
-            `scalars` (running scalars of the prefix), `candidates` (answers that the thinking has stated) and `draft`
-            (the drafter's hidden state over verified tokens); given in any order, kept in the order of `SOURCES`.
+            `scalars` (running scalars of the prefix), `candidates` (answers that the thinking has stated), `draft`
+            (the drafter's hidden state over verified tokens) and `acceptance` (how sure the drafter is there); given in
+            any order, kept in the order of `SOURCES`.
         hidden_size: H of the target.
         aux_layers: The target layers behind `target_aux`, in their order of concatenation.
-        draft: What is behind `draft`: which drafter, and how many positions late.
+        draft: What is behind `draft` and `acceptance`: which drafter, and how many positions late.
     """
 
     sources: tuple[Source, ...]
@@ -48,8 +49,10 @@ class FeatureSpec:
             raise ValueError(f"the hidden size must be at least 1; got {self.hidden_size}")
         if "target_aux" in self.sources and not self.aux_layers:
             raise ValueError("the feature source target_aux needs aux_layers; name at least one layer or leave it out")
-        if ("draft" in self.sources) != (self.draft is not None):
-            raise ValueError("the feature source draft and the drafter behind it go together; name both or neither")
+        if needs_drafter(self.sources) != (self.draft is not None):
+            raise ValueError(
+                "the feature sources draft and acceptance and the drafter behind them go together; name both or neither"
+            )
         object.__setattr__(self, "sources", sources)
 
     @property
@@ -83,7 +86,7 @@ class FeatureSpec:
             sources=tuple(sources),
             hidden_size=self.hidden_size,
             aux_layers=self.aux_layers,
-            draft=self.draft if "draft" in sources else None,
+            draft=self.draft if needs_drafter(sources) else None,
         )
 
     def to_json(self) -> dict[str, JSON]:
@@ -113,6 +116,11 @@ class FeatureSpec:
             aux_layers=fields.integers("aux_layers"),
             draft=DraftStates.from_json(fields.fields("draft")) if "draft" in fields.data else None,
         )
+
+
+def needs_drafter(sources: Sequence[Source]) -> bool:
+    """Whether some of the sources come from a drafter's hidden states."""
+    return "draft" in sources or "acceptance" in sources
 
 
 def _checked(names: Sequence[str]) -> tuple[Source, ...]:

@@ -110,6 +110,11 @@ class TrainConfig:
                 "batch_size, max_epochs and patience must be at least 1; "
                 f"got {self.batch_size}, {self.max_epochs}, {self.patience}"
             )
+        if "acceptance" in self.sources:
+            raise ValueError(
+                "no head reads the source acceptance, since its coefficients move with traffic; leave it out of "
+                "sources, and let the policy read the signal acceptance"
+            )
         if self.batch_size < self.trainer.devices:
             raise ValueError(
                 f"a batch of {self.batch_size} rows cannot be divided among {self.trainer.devices} devices; "

@@ -170,7 +170,7 @@ class _MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, outputs).uniform_(-bound, bound))
 
     def forward(self, rows: Float[Tensor, "M n I"]) -> Float[Tensor, "M n O"]:
-        return torch.einsum("mni,mio->mno", rows, self.weight) + self.bias.unsqueeze(1)
+        return torch.bmm(rows, self.weight) + self.bias.unsqueeze(1)
 
 
 def natural(raw: Float[Tensor, "*rows S"]) -> Float[Tensor, "*rows S"]:

@@ -28,7 +28,17 @@ from ace_learn.engines.capture import CaptureRows
 from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.loading import load_drafter
 from ace_learn.engines.sampling import Sampling
-from ace_learn.features import DEFAULT_SOURCES, SOURCES, SPLITS, FeatureSpec, FeatureWriter, Source, shard_folders
+from ace_learn.features import (
+    DEFAULT_SOURCES,
+    SOURCES,
+    SPLITS,
+    FeatureSpec,
+    FeatureWriter,
+    Source,
+    needs_drafter,
+    shard_folders,
+)
+from ace_learn.labels.acceptance import kept_estimator
 from ace_learn.labels.claim import claim, refuse_other_recipe, release
 from ace_learn.labels.probing import Labelled, Problem, as_problem, label_batch
 from ace_learn.labels.records import TraceRecord, write_records
@@ -36,6 +46,7 @@ from ace_learn.labels.strategy import ProbingConfig
 from ace_learn.labels.summary import write_summary
 from ace_learn.labels.targets import Minimal
 from ace_learn.models.target import Target, TargetConfig, load_target
+from ace_learn.speculation.adaptive import AdaptiveVerifier
 from ace_learn.speculation.drafters import Drafter, DrafterConfig
 from ace_learn.tasks import TaskConfig, build_task
 from ace_learn.tasks.base import check_count
@@ -53,8 +64,9 @@ class FeatureConfig:
     aux_layers: tuple[int, ...] | None = None
     """Decoder layers behind `target_aux`; None: the three that EAGLE-3 taps."""
     drafter: DrafterConfig = DrafterConfig()
-    """Behind `draft`: a drafter of kind eagle3 or mtp. Its states are read `draft_tokens` + 1 positions late, so that
-    as many tokens can be drafted when a head reads them; the traces themselves are decoded without speculation."""
+    """Behind `draft` and `acceptance`: a drafter of kind eagle3 or mtp. Its states are read `draft_tokens` + 1
+    positions late, so that as many tokens can be drafted when a head reads them; the traces themselves are decoded
+    without speculation."""
     rows: CaptureRows = "boundaries"
     """`boundaries`, or `all` tokens of the think span (needed to smooth signals over tokens)."""
 
@@ -62,8 +74,10 @@ class FeatureConfig:
         """Refuses layers that nothing would read."""
         if self.aux_layers is not None and "target_aux" not in self.sources:
             raise ValueError("aux_layers are read by the source target_aux alone; add it to sources, or leave them out")
-        if ("draft" in self.sources) != (self.drafter.kind != "none"):
-            raise ValueError("the source draft and features.drafter go together; set both, or leave both out")
+        if needs_drafter(self.sources) != (self.drafter.kind != "none"):
+            raise ValueError(
+                "the sources draft and acceptance and features.drafter go together; set both, or leave both out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +124,16 @@ class BuildConfig:
                 raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, not {self.seed}")
+        if "acceptance" in self.features.sources:
+            self._check_acceptance()
         self._check_probing()
+
+    def _check_acceptance(self) -> None:
+        if self.sampling.temperature == 0.0 or self.splits.get("train", 0) == 0:
+            raise ValueError(
+                "the source acceptance fits an estimator on drafts for train problems, drawn at a temperature above 0; "
+                "set sampling.temperature and splits.train, or leave acceptance out"
+            )
 
     def _check_probing(self) -> None:
         probing = self.probing
@@ -170,7 +193,7 @@ def build_dataset(config: BuildConfig) -> Path:
         refuse_other_recipe(config, output)
         target = load_target(config.target)
         drafter = _drafter(config, target)
-        engine = _engine(config, target, drafter)
+        spec = _spec(config, target, drafter)
         problems = _problems(config, target)
         claim(config, output, target.identity, problems)
         groups = [problems[i : i + config.shard_size] for i in range(0, len(problems), config.shard_size)]
@@ -182,13 +205,14 @@ def build_dataset(config: BuildConfig) -> Path:
         (output / "dataset.json").unlink(missing_ok=True)
         (output / "shards").mkdir(exist_ok=True)
         clean_stale(output / "shards")
+        engine = _engine(config, target, drafter, spec, problems)
         with tqdm(total=len(problems), unit="problem", desc="build", smoothing=0.05) as bar:
             bar.update(len(problems) - sum(len(groups[number]) for number in missing))
             for number in missing:
                 _write_shard(folders[number], engine, groups[number], config, bar, last=number == missing[-1])
         write_summary(output, probing=config.probing, minimal=config.minimal)
         provenance.write(output)
-        _describe(config, target, _spec(config, target, drafter), folders)
+        _describe(config, target, spec, folders)
     return output
 
 
@@ -221,13 +245,24 @@ def _drafter(config: BuildConfig, target: Target) -> Drafter | None:
     )
 
 
-def _engine(config: BuildConfig, target: Target, drafter: Drafter | None) -> HFEngine:
+def _engine(
+    config: BuildConfig, target: Target, drafter: Drafter | None, spec: FeatureSpec, problems: Sequence[Problem]
+) -> HFEngine:
+    estimator = None
+    if "acceptance" in spec.sources:
+        assert drafter is not None, "FeatureConfig sees to it"
+        asked = [problem.request for problem in problems if problem.split == "train"]
+        estimator = kept_estimator(
+            config.output, target, drafter, asked, sampling=config.sampling, length=config.features.drafter.draft_tokens
+        )
     return HFEngine(
         target,
         sampling=config.sampling,
         drafter=drafter,
-        aux_layers=_spec(config, target, drafter).aux_layers,
-        candidates="candidates" in config.features.sources,
+        verifier=None if estimator is None else AdaptiveVerifier(estimator=estimator, costs=None),
+        aux_layers=spec.aux_layers,
+        candidates="candidates" in spec.sources,
+        acceptance_columns=estimator is not None,
         batch_size=config.batch_size,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ace_learn.artifacts import JSON, dump_config, read_fields, same_config, sha256_json, write_json, write_text
+from ace_learn.labels.acceptance import FILE_NAME as ACCEPTANCE_FILE
 from ace_learn.labels.probing import Problem
 from ace_learn.models.identity import TargetIdentity
 
@@ -64,7 +65,7 @@ def release(folder: Path) -> None:
     """Gives a folder up whose shards hold nothing to learn from, so that a corrected recipe may take it."""
     shutil.rmtree(folder / _SHARDS)
     (folder / _SHARDS).mkdir()
-    for name in (_RECIPE, _CLAIM):
+    for name in (_RECIPE, _CLAIM, ACCEPTANCE_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -27,7 +27,7 @@ from ace_learn.labels.build import BuildConfig
 from ace_learn.models.cache import grown_capacity
 from ace_learn.models.target import DTYPES, EMBEDDED
 from ace_learn.reasoner import weights_path
-from ace_learn.signals import LEARNED
+from ace_learn.signals import COLUMNS, LEARNED
 from ace_learn.speculation.drafters import DraftStates
 
 GB = 1e9
@@ -177,7 +177,7 @@ def model_size(config: PretrainedConfig, dtype: str = "auto") -> ModelSize:
 
 def feature_bytes(spec: FeatureSpec, rows: float, dtype: torch.dtype) -> float:
     """Data bytes of a features file of so many rows (its header is a few hundred bytes more)."""
-    floats = sum(spec.width(source) * (4 if source == "scalars" else dtype.itemsize) for source in spec.sources)
+    floats = sum(spec.width(source) * (4 if source in COLUMNS else dtype.itemsize) for source in spec.sources)
     return rows * (floats + 4 * len(LEARNED) + 8 * len(INDEX_COLUMNS))
 
 

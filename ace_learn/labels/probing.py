@@ -314,5 +314,10 @@ def _rows(captured: CapturedRows, records: Sequence[TraceRecord], minimal: Minim
         "position": rows.position,
         "boundary": torch.cat(boundary),
     }
-    optional = {"target_aux": rows.aux, "candidates": rows.candidates, "draft": rows.draft}
+    optional = {
+        "target_aux": rows.aux,
+        "candidates": rows.candidates,
+        "draft": rows.draft,
+        "acceptance": rows.acceptance.float(),
+    }
     return columns | {name: column for name, column in optional.items() if column.shape[1]}

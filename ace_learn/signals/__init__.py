@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ace_learn.signals._base import DerivedSignal, ScoreTransform, Signal
-from ace_learn.signals._columns import CANDIDATES, COLUMNS, SCALARS
+from ace_learn.signals._columns import ACCEPTANCE, CANDIDATES, COLUMNS, SCALARS
 from ace_learn.signals._registry import LEARNED_SIGNALS, discover
 
 LEARNED = tuple(signal.name for signal in LEARNED_SIGNALS)
@@ -34,7 +34,7 @@ def with_derived(
 
     Args:
         learned: What the head says, columns `LEARNED`.
-        features: Feature source -> its columns (`SCALARS`, `CANDIDATES`), for the sources at hand.
+        features: Feature source -> its columns (as in `COLUMNS`), for the sources at hand.
 
     Returns:
         Columns `SIGNALS`; a derived signal whose sources are not at hand is NaN, on which no predicate holds.
@@ -62,6 +62,7 @@ __all__ = [
     "BY_NAME",
     "SCALARS",
     "CANDIDATES",
+    "ACCEPTANCE",
     "COLUMNS",
     "Signal",
     "DerivedSignal",

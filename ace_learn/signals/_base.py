@@ -52,7 +52,7 @@ class DerivedSignal(Signal):
     """A signal computed from the running columns of the prefix, without a head and without training."""
 
     reads: tuple[str, ...]
-    """Names of the columns (of `SCALARS` and `CANDIDATES`) that `compute` gets, in this order."""
+    """Names of the columns (those of `COLUMNS`) that `compute` gets, in this order."""
     compute: Callable[[Float[Tensor, "*rows C"]], Float[Tensor, "*rows"]]
     """Columns [*rows, C] to values [*rows]; elementwise over the rows, since rows are looked at in any grouping."""
 

@@ -23,5 +23,13 @@ CANDIDATES = ("candidate_present", "candidate_log_repeats", "candidate_log_age",
 `log_*` are log(1 + count); all are 0 before the first candidate.
 """
 
-COLUMNS = {"scalars": SCALARS, "candidates": CANDIDATES}
+ACCEPTANCE = ("draft_log_odds", "acceptance_slope", "acceptance_intercept")
+"""Column order of every `acceptance` feature: how sure the drafter is, and what the estimator makes of it.
+
+`draft_log_odds`: logit(max p) of the drafter's law p, as late as its hidden states are (`DraftStates`): a function of
+the prefix. `acceptance_*`: slope and first intercept of the acceptance estimator when the row was read: they move with
+traffic, and in a data set they stand still.
+"""
+
+COLUMNS = {"scalars": SCALARS, "candidates": CANDIDATES, "acceptance": ACCEPTANCE}
 """Feature source -> its columns, for the sources that derived signals may read."""

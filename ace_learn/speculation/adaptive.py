@@ -25,7 +25,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from ace_learn.speculation.drafters import Drafts
-from ace_learn.speculation.estimator import OnlineAcceptanceEstimator, log_odds
+from ace_learn.speculation.estimator import OnlineAcceptanceEstimator, law_log_odds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class VerificationSession:
                 "drafts at a temperature above 0, or leave adaptive verification out"
             )
         estimator = self.verifier.estimator
-        features = log_odds(drafts.probabilities.clamp_min(1e-38).log())
+        features = law_log_odds(drafts.probabilities)
         missing = estimator.num_positions - width
         self._features = torch.nn.functional.pad(features, (0, missing))
         self._thinking = thinking if estimator.separate_answer else None

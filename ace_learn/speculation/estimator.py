@@ -46,6 +46,11 @@ def log_odds(logits: Float[Tensor, "*rows V"], temperature: float = 1.0) -> Floa
     return (-others.sum(-1).log()).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
+def law_log_odds(law: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows"]:
+    """The feature f of drafters that give probabilities: those that they draw from, truncated or not."""
+    return log_odds(law.clamp_min(1e-38).log())
+
+
 class _Sums(NamedTuple):
     """Weighted sums of a round, W = a (1 - a): Hessian and gradient of the log-likelihood. G = intercepts."""
 

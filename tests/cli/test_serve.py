@@ -49,10 +49,19 @@ def test_the_embedded_reasoner_is_served_under_its_name():
     assert flags(BARE)["--served-model-name"] == "ace_learn/reasoner"
     assert "--served-model-name" not in flags(ServeConfig(target=ServedTarget(model="org/model")))
     assert "--speculative-config" not in flags(BARE)
-    drafter = ServedDrafter(kind="draft_model", model="ace_learn/reasoner")
-    speculation = flags(ServeConfig(target=EMBEDDED, drafter=drafter))["--speculative-config"]
-    assert json.loads(speculation)["model"].endswith("reasoner/weights")
     assert (flags(BARE)["--host"], flags(BARE)["--port"]) == ("127.0.0.1", "8000")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "folder"),
+    [
+        ("draft_model", "ace_learn/reasoner", "reasoner/weights"),
+        ("eagle3", "ace_learn/reasoner-eagle3", "reasoner/drafter"),
+    ],
+)
+def test_drafters_of_the_package_are_served_by_name(kind, name, folder):
+    config = ServeConfig(target=EMBEDDED, drafter=ServedDrafter(kind=kind, model=name))
+    assert json.loads(flags(config)["--speculative-config"])["model"].endswith(folder)
 
 
 @pytest.mark.parametrize(

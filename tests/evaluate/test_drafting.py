@@ -10,6 +10,7 @@ from ace_learn.evaluate.drafting import (
     accepted_of,
     length_difference,
     length_interval,
+    pairs_row,
 )
 from ace_learn.models.target import TargetConfig
 from ace_learn.speculation.drafters import DrafterConfig
@@ -50,6 +51,28 @@ def test_pairing_sees_a_difference_that_the_intervals_of_each_do_not():
     assert same == Interval(0.0, 0.0)
 
 
+def test_pairs_are_averaged_and_their_spread_widens_the_interval():
+    pairs = [(made(seed, factor=1 + gain), made(seed)) for seed, gain in ((1, 0.10), (2, 0.12), (3, 0.08))]
+    row = pairs_row(1.0, pairs, Bootstrap(replicates=500))
+    each = [a.length - b.length for a, b in pairs]
+    assert row.differences == pytest.approx(each)
+    reach = 4.302653 * np.std(each, ddof=1) / 3**0.5  # Student's t with two degrees of freedom
+    assert row.over_pairs == pytest.approx((np.mean(each) - reach, np.mean(each) + reach), rel=1e-6)
+    assert row.over_problems.low < row.mean < row.over_problems.high
+    assert row.over_pairs.high - row.over_pairs.low > 2 * (row.over_problems.high - row.over_problems.low)
+    assert row.to_json(0.05)["verdict"] == "does not drop"
+
+
+@pytest.mark.parametrize("against", [{"b": "c"}, {"c": "a"}, {"b": "b"}])
+def test_pairs_name_two_drafters(tmp_path, against):
+    drafters = {name: DrafterConfig(kind="eagle3", model=name) for name in "ab"}
+    common = {"dataset": tmp_path, "output": tmp_path, "target": TargetConfig(model="m"), "drafters": drafters}
+    assert DraftStudyConfig(**common, against={"b": "a"}).reference("b") == "a"
+    assert DraftStudyConfig(**common).reference("a") is None
+    with pytest.raises(ValueError, match="against names two different drafters"):
+        DraftStudyConfig(**common, against=against)
+
+
 @pytest.mark.parametrize(
     ("interval", "verdict"),
     [
@@ -62,7 +85,7 @@ def test_pairing_sees_a_difference_that_the_intervals_of_each_do_not():
 def test_verdicts(interval, verdict):
     row = DrafterRow(
         drafter="a", temperature=0.0, draft_tokens=4, length=3.0, interval=Interval(2.9, 3.1), rate=0.5,
-        verifications=9, difference=None, difference_interval=interval,
+        verifications=9, against=None, difference=None, difference_interval=interval,
     )  # fmt: skip
     assert row.verdict(0.05) == verdict
     assert row.to_json(0.05)["verdict"] == verdict

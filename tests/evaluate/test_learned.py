@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,8 @@ from ace_learn.evaluate.learned import (
 from ace_learn.evaluate.metrics import savings_of
 from ace_learn.evaluate.replay import replay
 from ace_learn.exit.policy import ExitPolicy, ScoreModel
-from ace_learn.signals import LEARNED
+from ace_learn.signals import LEARNED, SIGNALS
+from ace_learn.speculation.drafters import DraftStates
 from tests.evaluate.synthetic import World, make_signals, make_traces
 
 SCOPE = Scope(data_sha256="d" * 64, head_sha256="a" * 64, model_fingerprint="f" * 64, sampling={"temperature": 1.0})
@@ -152,6 +155,20 @@ def test_calibrated_policy_saves_and_carries_its_certificate(predicate):
     assert replay(calibration, exits).lost_correct.sum() == certificate.losses
     assert calibrated.savings[certificate.chosen] > 0.3
     assert ExitPolicy.from_json(policy.to_json()) == policy
+
+
+def test_a_certificate_names_the_drafter_where_acceptance_is_read():
+    validation, on_validation = split(400, 1)
+    calibration, on_calibration = split(1000, 2)
+    derived = ((0, 0), (0, 0), (0, len(SIGNALS) - len(LEARNED)))
+    on_validation, on_calibration = (np.pad(s, derived, constant_values=0.5) for s in (on_validation, on_calibration))
+    states = DraftStates(size=8, delay=5, drafter="abc")
+    for names, expected in [(("consistency", "acceptance"), states.to_json()), (("consistency",), None)]:
+        candidates = build_candidates(PolicyFamily(signals=names), on_validation, validation, Risk())
+        scope = replace(SCOPE, draft=states)
+        policy = calibrate_policy(candidates, on_calibration, calibration, risk=Risk(), scope=scope).policy
+        assert policy.certificate.get("draft") == expected
+        assert Certificate.from_json(policy.certificate).draft == expected
 
 
 def test_the_whole_grid_comes_back_from_the_certificate():

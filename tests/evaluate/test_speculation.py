@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.speculation.estimator import EstimatorBenchmark, benchmark_estimator
-from ace_learn.evaluate.speculation.events import Steps, collect
+from ace_learn.evaluate.speculation.events import FEATURES, Steps, collect, hidden_states
 from ace_learn.evaluate.speculation.features import FeatureStudy, compare_features, run_stream, study_features
 from ace_learn.evaluate.speculation.predictors import Events, ece, fit, quality
 from ace_learn.evaluate.speculation.rules import RuleStudy, study_rules
@@ -16,11 +18,14 @@ from ace_learn.speculation.drafters import DrafterConfig
 from ace_learn.speculation.estimator import OnlineAcceptanceEstimator
 
 SETTING = SpeculationSetting(noised=NoisedDraft(noise=0.3, draft_tokens=3), max_new_tokens=60)
+EAGLE = SpeculationSetting(
+    drafter=DrafterConfig(kind="eagle3", model="ace_learn/reasoner-eagle3", draft_tokens=3), max_new_tokens=60
+)
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return Pair(SETTING)
+@pytest.fixture(scope="module", params=[SETTING, EAGLE], ids=["draft model", "eagle3"])
+def pair(request):
+    return Pair(request.param)
 
 
 def test_events_are_what_the_engine_counted(pair):
@@ -32,6 +37,24 @@ def test_events_are_what_the_engine_counted(pair):
         assert 0 < int(mine.sum()) < output.stats.verify_steps  # the prefill drafts nothing, nor does a last step
     assert steps.judged()[steps.accepted < steps.drafted].sum() > 0
     assert bool((steps.labels() <= steps.judged()).all())
+
+
+def test_each_judged_draft_has_the_state_that_it_was_drawn_from(pair):
+    _, requests = pair.problems(3)
+    steps, outputs = collect(pair, requests, temperature=1.0, batch_size=3)
+    drafter = pair.drafter(Sampling())
+    states = torch.from_numpy(hidden_states(drafter, pair.target, requests, outputs, steps)).float()
+    project = pair.noised.model.lm_head if pair.noised is not None else drafter.module.full_logits
+    with torch.inference_mode():  # gives the very law that the recorder saw while decoding
+        found = project(states).softmax(-1).amax(-1).numpy()
+    judged = steps.judged() == 1
+    assert 20 < judged.sum() < judged.size
+    assert len({int(n) for n in steps.length}) > 10
+    recorded = steps.features[..., FEATURES.index("max")]
+    assert found[judged] == pytest.approx(recorded[judged], abs=5e-3)  # the states are in half precision
+    assert recorded[judged].std() > 0.05
+    behind = steps._replace(length=steps.length + 1000, drafted=np.zeros_like(steps.drafted))
+    assert np.isfinite(hidden_states(drafter, pair.target, requests, outputs, behind)).all()
 
 
 def synthetic(count=4000, width=3, slope=0.7, seed=0):
@@ -89,7 +112,7 @@ def test_the_study_of_rules_is_written(tmp_path):
 @pytest.mark.slow
 def test_the_study_of_features_is_written(tmp_path):
     config = FeatureStudy(
-        setting=SETTING, problems=8, workload_problems=4, workload_temperatures=[0.7], output=tmp_path / "features"
+        setting=EAGLE, problems=8, workload_problems=4, workload_temperatures=[0.7], output=tmp_path / "features"
     )
     results = study_features(config)
     assert set(results["streams"]) == {"as drafted", "distorted", "switch", "poisoned"}

@@ -28,6 +28,10 @@ def test_states_of_a_drafter() -> None:
     assert FeatureSpec.from_json(spec.to_json()) == spec
     assert spec.subset(["draft"]).draft == states
     assert spec.subset(["scalars"]).draft is None
+    odds = FeatureSpec(sources=("acceptance", "draft"), hidden_size=5, aux_layers=(), draft=states)
+    assert odds.sources == ("draft", "acceptance")
+    assert odds.size == 6 + 3
+    assert odds.subset(["acceptance"]).draft == states
     with pytest.raises(ValueError, match="go together"):
         FeatureSpec(sources=("scalars",), hidden_size=5, aux_layers=(), draft=states)
     with pytest.raises(ValueError, match="K >= 1 draft tokens, not 0"):

@@ -109,7 +109,7 @@ def make_mini(folder: Path) -> Mini:
     recipe = {
         "task": task,
         "splits": {"train": 40, "validation": 20, "calibration": 20, "test": 20},
-        "features": {"sources": [source for source in SOURCES if source != "draft"], "rows": "all"},
+        "features": {"sources": [source for source in SOURCES if source not in ("draft", "acceptance")], "rows": "all"},
         "output": str(mini.dataset),
         "max_new_tokens": 200,
         "max_answer_tokens": 30,

@@ -70,7 +70,7 @@ def test_a_signal_without_its_source_is_nan_and_never_holds():
         assert not ExitPolicy(predicate="any", thresholds={"agreement": bound}).holds(signals).any()
     score = ScoreModel(signals=("agreement",), weights=(1.0,), bias=9.0, threshold=0.1)
     assert not ExitPolicy(predicate="score", score=score).holds(signals).any()
-    assert named(signals[0].tolist()).keys() == set(SIGNALS) - {"agreement"}
+    assert named(signals[0].tolist()).keys() == set(SIGNALS) - {"agreement", "acceptance"}
 
 
 def test_policies_read_direction_and_transform_of_a_signal():

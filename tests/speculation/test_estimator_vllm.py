@@ -21,11 +21,13 @@ def test_it_is_the_estimator_of_vllm():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert len(seen["slope"]) == 5
-    assert seen["features"] < 1e-3  # theirs subtracts the mode from the sum, and loses digits where it dominates
-    assert seen["predictions"] < 1e-5
-    for theirs, ours in seen["slope"]:
-        assert ours == pytest.approx(theirs, abs=1e-5)
-    for theirs, ours in seen["intercepts"]:
-        assert ours == pytest.approx(theirs, abs=1e-5)
-    assert abs(seen["slope"][-1][0] - 0.5) > 0.05  # they have moved
+    assert set(seen) == {"synthetic", "real"}
+    # Real drafts often have a mode so dominant that theirs has no digit left, and takes them for certain.
+    for name, tolerance in (("synthetic", 1e-5), ("real", 5e-4)):
+        stream = seen[name]
+        assert len(stream["slope"]) >= 5
+        assert stream["features"] < 1e-3
+        assert stream["predictions"] < tolerance
+        for theirs, ours in stream["slope"] + stream["intercepts"]:
+            assert ours == pytest.approx(theirs, abs=tolerance)
+        assert abs(stream["slope"][-1][0] - 0.5) > 0.05  # they have moved

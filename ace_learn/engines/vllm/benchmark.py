@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ace_learn.artifacts import ProvenanceRecorder, atomic_folder, dump_config, write_json, write_text
 from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.engines.vllm.hook import ExitHook
-from ace_learn.engines.vllm.rows import StepRows
+from ace_learn.engines.vllm.rows import RowTensors, StepRows
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.features.spec import FeatureSpec
 from ace_learn.heads.head import HeadConfig, SignalHead
@@ -55,6 +55,8 @@ class HookBenchmark:
     """Steps of the hook per measurement; the fastest counts."""
     model_steps: int = 3
     """Steps of the model per measurement; the fastest counts."""
+    compiled: bool = False
+    """Compile the hook, as the server's setting `compile` does."""
     output: Path | None = None
     """Folder to write the figures to; it must not exist."""
 
@@ -162,7 +164,7 @@ class _Step:
         self.tokens = torch.full(shape, _TEXT, device=model.device)
         self.positions = config.context + torch.arange(shape[1], device=model.device).expand(shape)
         self.cache = SlotCache(model.config.num_hidden_layers, requests, config.context + shape[1])
-        self.hook = _hook(model, draft_tokens)
+        self.hook = _hook(model, draft_tokens, compiled=config.compiled)
         ids = [str(i) for i in range(requests)]
         prompt = [_TEXT] * (config.context - 1) + [_START]
         for request_id in ids:
@@ -204,7 +206,7 @@ class _Options:
     policy: ExitPolicy = _POLICY
 
 
-def _hook(model: LlamaForCausalLM, draft_tokens: int) -> ExitHook:
+def _hook(model: LlamaForCausalLM, draft_tokens: int, *, compiled: bool) -> ExitHook:
     spec = FeatureSpec(sources=("target_last", "scalars"), hidden_size=model.config.hidden_size, aux_layers=())
     texts = ["<think>", "</think>", "\n\n", *["a"] * (model.config.vocab_size - 3)]
 
@@ -213,7 +215,7 @@ def _hook(model: LlamaForCausalLM, draft_tokens: int) -> ExitHook:
         logits: Tensor = torch.linalg.vecdot(weight[tokens], hidden)
         return logits
 
-    return ExitHook(
+    hook = ExitHook(
         markers=ThinkMarkers((_START,), (_END,)),
         tables=BoundaryTables.from_texts(texts),
         policy=_POLICY,
@@ -222,7 +224,13 @@ def _hook(model: LlamaForCausalLM, draft_tokens: int) -> ExitHook:
         token_logits=token_logits,
         device=model.device,
         num_draft_tokens=draft_tokens,
+        compiled=compiled,
+        num_requests=256,
     )
+    zero = torch.zeros(2, dtype=torch.long, device=model.device)
+    hidden: Tensor = torch.zeros(2, model.config.hidden_size, device=model.device, dtype=model.dtype)
+    hook.warm_up(RowTensors(zero, zero.clone(), hidden, model.lm_head(hidden), aux=None, allowed=None))
+    return hook
 
 
 def _measure(config: HookBenchmark, model: LlamaForCausalLM, requests: int, draft_tokens: int) -> HookCost:

@@ -19,8 +19,9 @@ from ace_learn.artifacts import JSON
 from ace_learn.engines.vllm.arguments import vllm_flags
 from ace_learn.engines.vllm.served import load_served_head
 from ace_learn.engines.vllm.settings import KEY, Settings
+from ace_learn.models.draft_files import EMBEDDED_DRAFT
 from ace_learn.models.target import EMBEDDED
-from ace_learn.reasoner import weights_path
+from ace_learn.reasoner import drafter_path, weights_path
 from ace_learn.tasks import JsonObject
 
 ENDPOINTS = "ace_learn.engines.vllm.middleware.AceEndpoints"
@@ -52,7 +53,8 @@ class ServedDrafter:
     draft_tokens: int = 4
     """Draft length, K."""
     model: str | None = None
-    """draft_model, eagle3: folder or hub id of the drafter; `ace_learn/reasoner` drafts for itself."""
+    """draft_model, eagle3: folder or hub id of the drafter. `ace_learn/reasoner-eagle3` is the EAGLE-3 drafter of the
+    embedded reasoner, and `ace_learn/reasoner` drafts for itself."""
 
     def __post_init__(self) -> None:
         """Checks the values, and refuses what would be ignored."""
@@ -141,6 +143,9 @@ def server_command(config: ServeConfig, environment: Mapping[str, str]) -> list[
 
 
 def _source(model: str) -> str:
+    """Where vLLM finds a model or drafter; those of this package are named, not placed."""
+    if model == EMBEDDED_DRAFT:
+        return str(drafter_path())
     return str(weights_path()) if model == EMBEDDED else model
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ace_learn.engines.vllm.measure import Reads
-from ace_learn.engines.vllm.served import ServedHead, load_served_head
+from ace_learn.engines.vllm.served import ServedHead, check_drafter, load_served_head
 from ace_learn.engines.vllm.settings import Settings, settings_of
 from ace_learn.signals import sources_of
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
+
+    from ace_learn.speculation.drafters import DraftStates
 
 _OURS = "ace_learn.engines.vllm"
 WORKERS = {
@@ -46,7 +48,11 @@ def apply_settings(config: VllmConfig) -> None:
         )
     if settings.head is not None:
         _check_engine(config)
-        _check_sources(load_served_head(settings, config.model_config), config.speculative_config)
+        served = load_served_head(settings, config.model_config)
+        _check_sources(served, config.speculative_config)
+        check_drafter(served.head, config.speculative_config)
+        if served.head.spec.draft is not None:
+            _check_drafted(config, served.head.spec.draft)
     if settings.acceptance.rule != "standard":
         _check_cactus(config, settings)
     _set_scheduler(config)
@@ -95,10 +101,11 @@ def _check_sources(served: ServedHead, speculation: SpeculativeConfig | None) ->
             "the head or its policy reads the answers that the thinking states (candidates), which vLLM's runners do "
             "not decode; train a head on other sources"
         )
-    if "draft" in read:
+    if "acceptance" in read:
         raise ValueError(
-            "the head reads the hidden states of the drafter (draft), which are not taken out of vLLM's speculators: "
-            "their graphs hand out tokens and logits alone; train a head on target_last, target_aux or scalars"
+            "the policy reads the signal acceptance, which hangs on coefficients that move with traffic, and the vLLM "
+            "plugin keeps none; calibrate a policy without acceptance, or decode with `python -m ace_learn.run` and a "
+            "drafter of kind eagle3 or mtp"
         )
     if Reads.of(served.policy, spec).aux:
         tapped = tapped_layers(speculation)
@@ -109,6 +116,24 @@ def _check_sources(served: ServedHead, speculation: SpeculativeConfig | None) ->
                 "EAGLE-3 drafter that taps these layers with --speculative-config, or train a head on target_last and "
                 "scalars"
             )
+
+
+def _check_drafted(config: VllmConfig, states: DraftStates) -> None:
+    """Refuses what would keep the drafter's states of a prompt's last tokens from being there."""
+    speculation, cache = config.speculative_config, config.cache_config
+    assert speculation is not None, "checked before"
+    if config.kv_transfer_config is not None:
+        raise ValueError(
+            "the head reads the drafter's hidden states (draft), and a KV connector brings a prompt without them; "
+            "serve without --kv-transfer-config, or train a head on other sources"
+        )
+    # Of a prompt that is found in the cache, its last token and one block are run again, the latter for the drafter.
+    again = 1 + cache.block_size if speculation.use_eagle_block_drop() else 1
+    if cache.enable_prefix_caching and states.delay > again:
+        raise ValueError(
+            f"the head reads the drafter's states {states.delay} positions late, and of a cached prompt only the last "
+            f"{again} tokens are run again; use --no-enable-prefix-caching, or train a head on other sources"
+        )
 
 
 def _check_cactus(config: VllmConfig, settings: Settings) -> None:

@@ -1,8 +1,10 @@
-"""What the exit hook tells the host about a step."""
+"""What the exit hook is asked by a request, and what it tells the host about a step."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ace_learn.exit.policy import ExitPolicy
 
 
 class ExitEvent(NamedTuple):
@@ -14,7 +16,7 @@ class ExitEvent(NamedTuple):
 
     request_id: str
     row: int
-    """Which of the request's rows in the step, from 0."""
+    """Which of the request's rows in the step, from 0; negative for a row of an earlier step that had waited."""
     position: int
     """Of the row's input token, the boundary, in prompt and output together."""
     tokens_thought: int
@@ -35,3 +37,23 @@ class StepReport(NamedTuple):
     """Requests whose exits were given up, and what happened; they go on as stock."""
     off: bool
     """Whether the hook is off for the process, after too many failures."""
+
+
+@runtime_checkable
+class ExitOptions(Protocol):
+    """What the hook reads of a request's options."""
+
+    @property
+    def exits(self) -> bool:
+        """Whether the rule runs."""
+        ...
+
+    @property
+    def shadow(self) -> bool:
+        """Whether it only records."""
+        ...
+
+    @property
+    def policy(self) -> ExitPolicy | None:
+        """With which bounds; of the same family as the server's policy."""
+        ...

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.events import StepReport
-from ace_learn.engines.vllm.judge import STATE_SIZE, Judge, Judged, settings_of
-from ace_learn.engines.vllm.measure import Measured, Meter, Reads, TokenLogits
-from ace_learn.engines.vllm.reports import Followed, HostBuffers, Pending, pack
-from ace_learn.engines.vllm.rows import Layout, StepRows
-from ace_learn.engines.vllm.slots import NOWHERE, SlotTable
+from ace_learn.engines.vllm.drafted import DraftedRows, DraftedStates
+from ace_learn.engines.vllm.events import ExitOptions, StepReport
+from ace_learn.engines.vllm.judge import STATE_SIZE, Judge, settings_of
+from ace_learn.engines.vllm.measure import Meter, Reads, TokenLogits
+from ace_learn.engines.vllm.reports import Followed, HostBuffers, Part, Pending
+from ace_learn.engines.vllm.rows import RowTensors, StepRows
+from ace_learn.engines.vllm.slots import NOWHERE, SlotTable, to_device
+from ace_learn.engines.vllm.step import DeviceStep, Outcome
+from ace_learn.engines.vllm.waiting import WAITING, WaitingRows
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.state import SpanMachine
 from ace_learn.exit.tracker import Signaller
 from ace_learn.features.spec import FeatureSpec
-from ace_learn.signals import LEARNED
 from ace_learn.thinking import BoundaryTables, ThinkMarkers, closes_think, opens_think
 
 logger = logging.getLogger(__name__)
@@ -31,32 +33,13 @@ _WINDOW = 64
 _BROKEN = "a signal that the exit policy reads is NaN"
 
 
-@runtime_checkable
-class ExitOptions(Protocol):
-    """What the hook reads of a request's options."""
-
-    @property
-    def exits(self) -> bool:
-        """Whether the rule runs."""
-        ...
-
-    @property
-    def shadow(self) -> bool:
-        """Whether it only records."""
-        ...
-
-    @property
-    def policy(self) -> ExitPolicy | None:
-        """With which bounds; of the same family as the server's policy."""
-        ...
-
-
 class ExitHook:
     """Follows the thinking of a runner's requests and says which tokens must come next.
 
     Attributes:
         reads_aux: Whether rows must bring `aux`.
         reads_logits: Whether anything is computed from the logits.
+        drafted: Where the drafter's states are kept, by `keep_drafted`; None where nothing reads them.
     """
 
     def __init__(
@@ -74,6 +57,8 @@ class ExitHook:
         max_failures: int = 16,
         ranks: int = 1,
         reports: bool = True,
+        compiled: bool = False,
+        num_requests: int = 1,
     ) -> None:
         """Prepares the hook of one runner.
 
@@ -90,38 +75,60 @@ class ExitHook:
             max_failures: Failures after which the hook is off for the process.
             ranks: Ranks that run the same rows; with more than one, nothing hangs on when reports are read.
             reports: Whether this rank's reports are read.
+            compiled: Compile what happens on the device; `warm_up` must come first.
+            num_requests: Requests that there is room for from the start; a compiled step has no more.
 
         Raises:
             ValueError: The head or the policy reads what a runner cannot give.
         """
-        _refuse_without_head(policy, signaller)
         self._markers, self._family = markers, policy
         self._max_failures, self._alone, self._reports = max_failures, ranks == 1, reports
         reads = Reads.of(policy, spec)
         self.reads_aux, self.reads_logits = reads.aux, reads.entropy or reads.logprobs
-        in_flight = (num_draft_tokens + 1) * (steps_in_flight + 1) + 1
+        waits = compiled and device.type == "cpu" and num_draft_tokens == 0
+        self._waiting = WaitingRows(markers, tables) if waits else None
+        self._thinking: dict[str, tuple[bool, bool]] = {}
+        """Of requests that are followed: whether they thought when last looked at, and whether they could be forced."""
+        width = WAITING if waits else num_draft_tokens + 1
+        in_flight = width * (steps_in_flight + 1) + 1
         self._settling = 1 << (in_flight - 1).bit_length()
         """Positions behind which nothing is in flight any more."""
+        states = None if spec is None else spec.draft
+        self.drafted = None if states is None else DraftedStates(states, self._settling + states.delay)
         with torch.inference_mode():
             machine = SpanMachine(markers, tables, device)
             end = torch.tensor(markers.end, device=device)
-            self._judge = Judge(machine=machine, family=policy, signaller=signaller, end=end)
+            judge = Judge(machine=machine, family=policy, signaller=signaller, end=end)
             self._table = SlotTable(
                 state_size=STATE_SIZE,
                 num_settings=len(settings_of(policy, policy, prompt_length=0, forces=True)),
                 window=max(_WINDOW, self._settling),
                 device=device,
+                num_requests=num_requests,
             )
-            self._failed = torch.zeros((), device=device)
-        self._meter = Meter(
-            reads=reads, token_logits=token_logits, vocab_size=len(tables.breaks), window=self._settling
+        meter = Meter(
+            reads=reads,
+            token_logits=token_logits,
+            vocab_size=judge.vocab_size,
+            window=self._settling,
+            table=self._table,
+            drafted=self.drafted,
+        )
+        self._step = DeviceStep(
+            judge=judge,
+            meter=meter,
+            table=self._table,
+            max_failures=max_failures,
+            width=width,
+            compiled=compiled,
         )
         self._requests: dict[str, Followed | None] = {}
         self._news: list[tuple[str, str]] = []
         self._pending: deque[Pending] = deque()
         self._buffers = HostBuffers(device)
         self._num_raised = self._num_broken = 0
-        self._last: tuple[Layout, Judged, int] | None = None
+        self._compiled = compiled
+        self._last: tuple[Bool[Tensor, " R"], Bool[Tensor, " R"] | None] | None = None
 
     @property
     def off(self) -> bool:
@@ -136,19 +143,16 @@ class ExitHook:
     @property
     def thinking(self) -> Bool[Tensor, " R"] | None:
         """Rows of the last step whose next token is thought; None where no request was followed."""
-        return self._spread(shadowed=True)
+        return None if self._last is None else self._last[0]
 
     @property
     def open(self) -> Bool[Tensor, " R"] | None:
-        """Those of `thinking` whose request may be forced."""
-        return self._spread(shadowed=False)
+        """Those of `thinking` whose request may be forced; None where none may."""
+        return None if self._last is None else self._last[1]
 
-    def _spread(self, *, shadowed: bool) -> Bool[Tensor, " R"] | None:
-        if self._last is None:
-            return None
-        layout, judged, size = self._last
-        thinking = judged.thinking() if shadowed else judged.thinking() & judged.forces[:, None]
-        return layout.spread(layout.to_rows(thinking.long()), size) > 0
+    def warm_up(self, rows: RowTensors) -> None:
+        """Compiles what happens in every step, if it is to be compiled; on two rows like all to come."""
+        self._step.warm_up(rows)
 
     def admit(self, request_id: str, prompt_ids: Sequence[int], options: ExitOptions) -> None:
         """Starts following a request; one that is known (resumed after a preemption) keeps its state."""
@@ -166,14 +170,21 @@ class ExitHook:
         except ValueError as error:
             self._give_up([request_id], error)
             return
-        slot = self._table.take()
-        self._table.admit(slot, len(prompt_ids), settings, in_think=opens_think(prompt_ids, self._markers))
-        self._requests[request_id] = Followed(request_id, slot, forces=not options.shadow)
+        if self._compiled and self._table.full:
+            self._news.append((request_id, "a compiled exit rule has no room for so many requests at once"))
+            return
+        slot, in_think = self._table.take(), opens_think(prompt_ids, self._markers)
+        self._table.admit(slot, len(prompt_ids), settings, in_think=in_think)
+        self._requests[request_id] = Followed(request_id, slot, len(prompt_ids), forces=not options.shadow)
+        self._thinking[request_id] = in_think, in_think and not options.shadow
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forgets requests; unknown ones are ignored."""
         for request_id in request_ids:
             followed = self._requests.pop(request_id, None)
+            self._thinking.pop(request_id, None)
+            if self._waiting is not None:
+                self._waiting.drop(request_id)
             if followed is not None:
                 followed.active = False
                 self._table.release(followed.slot)
@@ -200,14 +211,32 @@ class ExitHook:
         picks = self._picks(rows.request_ids)
         if picks:
             try:
-                forced = self._follow(rows, picks, pending)
+                decide = self._decide if self._waiting is None else self._wait
+                forced = decide(rows, picks, pending)
             except Exception as error:  # noqa: BLE001  # the engine must outlive whatever a head does
-                pending.values = self._last = None
+                pending.parts, self._last = [], None
                 self._give_up([followed.request_id for _, followed in picks if followed.active], error)
         pending.failures, self._news = self._news, []
         if self._reports:
             self._pending.append(pending)
         return forced
+
+    @torch.inference_mode()
+    def keep_drafted(self, request_ids: Sequence[str], read: Callable[[], DraftedRows]) -> None:
+        """Keeps the states of what a drafter has run behind a step. Never raises.
+
+        Args:
+            request_ids: Of the step.
+            read: Reads the states out of the runner.
+        """
+        picks = dict(self._picks(request_ids))
+        if not picks or self.drafted is None:
+            return
+        try:
+            slots = [picks[i].slot if i in picks else NOWHERE for i in range(len(request_ids))]
+            self.drafted.keep(read(), to_device(torch.tensor(slots), self._table.device), self._table)
+        except Exception as error:  # noqa: BLE001  # as in `observe`
+            self._give_up([followed.request_id for followed in picks.values()], error)
 
     def report(self) -> StepReport:
         """What the oldest step gave that has not been reported; any thread may ask.
@@ -216,7 +245,7 @@ class ExitHook:
         """
         pending = self._pending.popleft()
         found = pending.read()
-        self._buffers.give_back(pending.values)
+        self._buffers.give_back([part.values for part in pending.parts])
         for followed in found.broken:
             self._num_broken += 1
             pending.failures.append((followed.request_id, _BROKEN))
@@ -240,39 +269,73 @@ class ExitHook:
                 picks.append((index, followed))
         return picks
 
-    def _follow(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Int[Tensor, " R"] | None:
+    def _decide(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Int[Tensor, " R"] | None:
+        """Applies the rule to a step."""
+        outcome = self._follow(rows, picks, pending)
+        if outcome is None:
+            return None
+        forces = any(followed.forces for _, followed in picks)
+        self._last = outcome.thinking, outcome.open if forces else None
+        return outcome.forced if forces else None
+
+    def _follow(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Outcome | None:
         """Applies the rule to some requests of a step."""
         rows.check()
         self._table.flush()
-        layout = _layout(rows, picks)
-        measured = self._meter.measure(rows, layout, self._table)
         try:
-            judged = self._judge(layout, measured, self._table)
+            outcome = self._step(rows, *_split(picks))
         except Exception as error:  # noqa: BLE001  # a head may fail for one request and not for another
-            picks, layout, measured = self._without_culprits(rows, picks, layout, measured, error)
+            picks = self._without_culprits(rows, picks, error)
             if not picks:
                 return None
-            judged = self._judge(layout, measured, self._table)
-        self._store(layout, measured, judged)
-        judged, broken = self._count(layout, judged)
+            outcome = self._step(rows, *_split(picks))
         by_place = dict(picks)
         places = [index for index, _ in picks] if rows.starts is None else range(len(rows.request_ids))
-        pending.owners = [by_place.get(index) for index in places]
-        pending.width = layout.real.shape[1]
-        self._last = layout, judged, len(rows.tokens)
-        pending.values = self._buffers.copy(pack(judged, layout.to_grid(measured.positions), broken))
-        if not any(followed.forces for _, followed in picks):
-            return None
-        return layout.spread(layout.to_rows(judged.forced), len(rows.tokens))
+        owners = [by_place.get(index) for index in places]
+        waited = [0] * len(owners) if self._waiting is None else (rows.counts[places] - 1).tolist()
+        pending.parts.append(Part(owners, self._buffers.copy(outcome.report), waited))
+        return outcome
+
+    def _wait(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Int[Tensor, " R"] | None:
+        """Lets the rows wait, or applies the rule to all that wait."""
+        assert self._waiting is not None
+        rows.check()
+        positions = rows.positions.tolist()
+        places = [index for index, followed in picks if positions[index] >= followed.prompt_length - 1]
+        if not self._waiting.follows(rows, places, positions):
+            self._follow_waiting(pending)
+        self._waiting.add(rows, places, positions)
+        forced = self._follow_waiting(pending) if self._waiting.due else {}
+        live = {followed.request_id for _, followed in picks if followed.active}
+        flags = [self._thinking[name] if name in live else (False, False) for name in rows.request_ids]
+        thinking, open_ = torch.tensor(flags).unbind(-1)
+        self._last = thinking, open_ if any(followed.forces for _, followed in picks) else None
+        return torch.tensor([forced.get(request_id, -1) for request_id in rows.request_ids]) if forced else None
+
+    def _follow_waiting(self, pending: Pending) -> dict[str, int]:
+        """Applies the rule to all that waits; what must follow the last row of each request for which that is said."""
+        assert self._waiting is not None
+        rows = self._waiting.take()
+        picks = self._picks(rows.request_ids)
+        try:
+            outcome = self._follow(rows, picks, pending) if picks else None
+        except Exception as error:  # noqa: BLE001  # as in `observe`, for those whose rows they were
+            self._give_up([followed.request_id for _, followed in picks if followed.active], error)
+            return {}
+        if outcome is None:
+            return {}
+        ends = np.cumsum(rows.counts) - 1
+        flags = zip(outcome.thinking[ends].tolist(), outcome.open[ends].tolist(), strict=True)
+        self._thinking.update(zip(rows.request_ids, flags, strict=True))
+        tokens = zip(rows.request_ids, outcome.forced[ends].tolist(), strict=True)
+        forced = {request_id: token for request_id, token in tokens if token >= 0}
+        if len(self._markers.end) > 1:
+            self._waiting.urgent |= forced.keys()
+        return forced
 
     def _without_culprits(
-        self,
-        rows: StepRows,
-        picks: list[tuple[int, Followed]],
-        layout: Layout,
-        measured: Measured,
-        error: Exception,
-    ) -> tuple[list[tuple[int, Followed]], Layout, Measured]:
+        self, rows: StepRows, picks: list[tuple[int, Followed]], error: Exception
+    ) -> list[tuple[int, Followed]]:
         """What is left of a step that failed, without the requests that fail alone too.
 
         Raises:
@@ -281,43 +344,20 @@ class ExitHook:
         if rows.starts is not None:  # the host does not know whose rows are whose
             raise error
         good: list[tuple[int, Followed]] = []
-        keep: list[int] = []
-        first = 0
+        bad: list[tuple[str, Exception]] = []
+        attempt = self._step.attempts(rows, *_split(picks))
         for index, (place, followed) in enumerate(picks):
-            count = int(rows.counts[place])
             try:
-                self._judge(layout.single(index, count), measured.select(slice(first, first + count)), self._table)
+                attempt(index)
             except Exception as alone:  # noqa: BLE001  # whatever it is, it is this request's
-                self._give_up([followed.request_id], alone)
+                bad.append((followed.request_id, alone))
             else:
                 good.append((place, followed))
-                keep += range(first, first + count)
-            first += count
-        if len(good) == len(picks):
+        if not bad:
             raise error
-        if not good:
-            return [], layout, measured
-        return good, _layout(rows, good), measured.select(torch.tensor(keep, device=rows.tokens.device))
-
-    def _store(self, layout: Layout, measured: Measured, judged: Judged) -> None:
-        """Keeps the states of the rows that hang on nothing but their prefix."""
-        slots = torch.where(judged.known, layout.slots[:, None], NOWHERE)
-        positions = layout.to_grid(measured.positions)
-        self._table.states.store(slots.flatten(), positions.flatten(), judged.states.flatten(0, 1))
-        self._meter.keep(layout, measured, judged.known)
-
-    def _count(self, layout: Layout, judged: Judged) -> tuple[Judged, Bool[Tensor, " B"]]:
-        """Counts requests whose signals are NaN, once each; after too many of them nothing is forced any more.
-
-        Counted on the device, so that ranks agree on it whenever their reports are read.
-        """
-        counted = self._table.counted[layout.slots]
-        broken = judged.broken & ~counted
-        self._table.counted[layout.slots] = counted | broken
-        self._failed += broken.sum()
-        on = self._failed < self._max_failures - self._num_raised
-        fired, blocked = judged.fired & on, judged.blocked & on
-        return judged._replace(forced=torch.where(on, judged.forced, -1), fired=fired, blocked=blocked), broken
+        for request_id, own in bad:
+            self._give_up([request_id], own)
+        return good
 
     def _settle(self, followed: Followed, since: int | None) -> None:
         """Leaves a request alone once its thinking is over for good: no step in flight can take it back."""
@@ -329,6 +369,7 @@ class ExitHook:
     def _give_up(self, request_ids: Sequence[str], error: Exception) -> None:
         """Leaves requests alone from now on: one failure, be it one request's or that of all in a step."""
         self._num_raised += 1
+        self._step.count_failure()
         what = f"{type(error).__name__}: {error}"
         for request_id in request_ids:
             followed = self._requests[request_id]
@@ -346,14 +387,6 @@ class ExitHook:
             logger.error("the exit hook is off after %d failures; requests go on without exits", failures)
 
 
-def _layout(rows: StepRows, picks: list[tuple[int, Followed]]) -> Layout:
-    return Layout.of(rows, [index for index, _ in picks], [followed.slot for _, followed in picks])
-
-
-def _refuse_without_head(policy: ExitPolicy, signaller: Signaller | None) -> None:
-    learned = [name for name in policy.signals if name in LEARNED]
-    if signaller is None and learned:
-        raise ValueError(
-            f"the exit policy {policy.predicate!r} reads signals ({', '.join(learned)}): name a head folder to compute "
-            "them"
-        )
+def _split(picks: list[tuple[int, Followed]]) -> tuple[list[int], list[int]]:
+    """Places in the step, and slots."""
+    return [index for index, _ in picks], [followed.slot for _, followed in picks]

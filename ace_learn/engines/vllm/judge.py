@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.measure import Measured
-from ace_learn.engines.vllm.rows import Layout
+from ace_learn.engines.vllm.measure import Grid, Likelihood
 from ace_learn.engines.vllm.slots import SlotTable
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.rule import PolicyRows, limits_of
@@ -39,7 +38,7 @@ def settings_of(policy: ExitPolicy, family: ExitPolicy, *, prompt_length: int, f
 
 
 class Judged(NamedTuple):
-    """What the rule says of the rows of a layout, as a grid."""
+    """What the rule says of the rows of a grid."""
 
     forced: Int[Tensor, "B W"]
     """Token that must follow, or -1."""
@@ -78,37 +77,46 @@ class Judge:
             family: Predicate, smoothing, and the signals that are read.
             signaller: The head; None where no learned signal is read.
             end: The tokens of the think end.
+
+        Raises:
+            ValueError: The policies read learned signals, and there is no head.
         """
+        learned = [name for name in family.signals if name in LEARNED]
+        if signaller is None and learned:
+            raise ValueError(
+                f"the exit policy {family.predicate!r} reads signals ({', '.join(learned)}): name a head folder to "
+                "compute them"
+            )
         self.machine, self.family, self.signaller, self.end = machine, family, signaller, end
         self.vocab_size = len(machine.tables.breaks)
         self._read = torch.tensor([name in family.signals for name in SIGNALS], device=end.device)
 
-    def __call__(self, layout: Layout, measured: Measured, table: SlotTable) -> Judged:
+    def __call__(self, grid: Grid, followed: Likelihood, table: SlotTable) -> Judged:
         """Judges the rows.
 
         Raises:
             ValueError: The head gives another shape than one row of learned signals per row.
         """
-        settings = table.settings[layout.slots]
-        tokens, first = layout.to_grid(measured.tokens), measured.positions[layout.first]
+        settings = table.settings[grid.slots]
+        first = grid.positions[:, 0]
         opening = first == settings[:, 0].long() - 1  # the prompt's last token: the state after it is there already
-        (before,), found = table.states.load(layout.slots, torch.where(opening, first, first - 1))
-        found = found & (opening | measured.follows[layout.first])
-        known = found[:, None] & ((layout.real & (tokens >= 0)).long().cumprod(1) > 0)
+        (before,), found = table.states.load(grid.slots, torch.where(opening, first, first - 1))
+        found = found & (opening | followed.known)
+        known = found[:, None] & ((grid.real & (grid.tokens >= 0)).long().cumprod(1) > 0)
         decision = Decision.unpack(before[:, SPAN_SIZE:])
         span = self.machine.advance(
             Span.unpack(before[:, :SPAN_SIZE]),
-            tokens.clamp(0, self.vocab_size - 1),
-            layout.to_grid(measured.logprobs),
+            grid.tokens.clamp(0, self.vocab_size - 1),
+            followed.logprobs,
             follows=~opening,
         )
         verdicts = decide(
             decision,
             span,
-            self._signals(layout, measured, span),
+            self._signals(grid, span),
             PolicyRows.unpack(self.family, settings[:, 2:]),
             len(self.end),
-            allowed=None if measured.allowed is None else layout.to_grid(measured.allowed),
+            allowed=grid.allowed,
         )
         after, forces = verdicts.decision, settings[:, 1] > 0
         due = verdicts.due & known & ~self._broken(after.smoothed)
@@ -127,17 +135,16 @@ class Judge:
             span=span,
         )
 
-    def _signals(self, layout: Layout, measured: Measured, span: Span) -> Float[Tensor, "B W S"]:
+    def _signals(self, grid: Grid, span: Span) -> Float[Tensor, "B W S"]:
         """Every signal of every row, NaN where it is not computed."""
-        scalars = span.scalars(layout.to_grid(measured.entropy))
-        learned = scalars.new_full((*scalars.shape[:2], len(LEARNED)), torch.nan)
-        if self.signaller is not None:
-            rows = layout.to_rows(scalars)[None]
-            given = self.signaller(rows, rows.new_zeros(*rows.shape[:2], 0), measured.hidden)
-            expected = (*rows.shape[:2], len(LEARNED))
-            if given.shape != expected:
-                raise ValueError(f"the head gave signals of shape {list(given.shape)}, not {list(expected)}")
-            learned = layout.to_grid(given[0])
+        scalars = span.scalars(grid.entropy)
+        expected = (*scalars.shape[:2], len(LEARNED))
+        if self.signaller is None:
+            learned = scalars.new_full(expected, torch.nan)
+        else:
+            learned = self.signaller(scalars, scalars[..., :0], grid.hidden)
+            if learned.shape != expected:
+                raise ValueError(f"the head gave signals of shape {list(learned.shape)}, not {list(expected)}")
         return with_derived(learned, {"scalars": scalars})
 
     def _broken(self, smoothed: Float[Tensor, "*rows S"]) -> Bool[Tensor, "*rows"]:

@@ -1,7 +1,8 @@
 """Keeps forced rows out of the labels of vLLM's online acceptance estimator (adaptive verification of V2 runners).
 
-What a forced row accepts or rejects says nothing of how well the drafter predicts the target. Private names of vLLM
-that are touched here: `speculator.acceptance_estimator` and its `step` (on the instance).
+What a forced row accepts or rejects says nothing of how well the drafter predicts the target, be it forced by an exit
+or by vLLM's own thinking budget. Private names of vLLM that are touched here: `speculator.acceptance_estimator` and its
+`step` (on the instance).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.rows import Layout, StepRows
+from ace_learn.engines.vllm.drafted import DraftedStates
+from ace_learn.engines.vllm.rows import Layout, RowTensors
 from ace_learn.engines.vllm.slots import NOWHERE, HiddenRing, SlotTable
 from ace_learn.engines.vllm.statistics import logit_statistics
 from ace_learn.exit.policy import ExitPolicy
@@ -42,10 +43,10 @@ class Reads(NamedTuple):
         columns = {column for signal in DERIVED if signal.name in policy.signals for column in signal.reads}
         if "scalars" in sources:
             columns |= set(SCALARS)
-        if unknown := sorted((sources | columns) - {"target_last", "target_aux", "scalars", *SCALARS}):
+        if unknown := sorted((sources | columns) - {"target_last", "target_aux", "scalars", "draft", *SCALARS}):
             raise ValueError(
                 f"the head or the exit policy reads {', '.join(unknown)}, which the vLLM plugin cannot give: train a "
-                "head on the sources target_last, target_aux and scalars, and calibrate without signals made of others"
+                "head on target_last, target_aux, scalars and draft, and calibrate without signals made of others"
             )
         return cls(
             aux="target_aux" in sources,
@@ -54,43 +55,65 @@ class Reads(NamedTuple):
         )
 
 
-class Measured(NamedTuple):
-    """What the rows of a layout say, before any state is known."""
+class Grid(NamedTuple):
+    """What the rows of a layout say by themselves, before any state is known; each field starts with [B]."""
 
-    tokens: Int[Tensor, " N"]
+    slots: Int[Tensor, " B"]
+    real: Bool[Tensor, "B W"]
+    tokens: Int[Tensor, "B W"]
     """-1 for a placeholder."""
-    positions: Int[Tensor, " N"]
-    logprobs: Float[Tensor, " N"]
-    """Raw log-probability of each input token given its prefix, nats; NaN where nothing reads it."""
-    follows: Bool[Tensor, " N"]
-    """Whether that is known, or nothing reads it."""
-    entropy: Float[Tensor, " N"]
+    positions: Int[Tensor, "B W"]
+    entropy: Float[Tensor, "B W"]
     """Entropy of the next-token distribution, nats; NaN where nothing reads it."""
-    totals: Float[Tensor, " N"]
+    totals: Float[Tensor, "B W"]
     """Log-sum-exp of the logits; NaN where nothing reads it."""
     hidden: Hidden
-    """[1, N, ...]."""
-    allowed: Bool[Tensor, "N E"] | None
+    """[B, W, ...]."""
+    allowed: Bool[Tensor, "B W E"] | None
     """Whether the grammar allows each token of the think end; None: no grammar."""
 
-    def select(self, rows: slice | Int[Tensor, " M"]) -> Measured:
-        """Some of the rows."""
-        return Measured(
-            tokens=self.tokens[rows],
-            positions=self.positions[rows],
-            logprobs=self.logprobs[rows],
-            follows=self.follows[rows],
-            entropy=self.entropy[rows],
-            totals=self.totals[rows],
-            hidden=Hidden(self.hidden.last[:, rows], self.hidden.aux[:, rows]),
-            allowed=None if self.allowed is None else self.allowed[rows],
+    def request(self, index: int) -> Grid:
+        """One of the requests, as a grid of one."""
+        one = slice(index, index + 1)
+        draft = None if self.hidden.draft is None else self.hidden.draft[one]
+        return Grid(
+            slots=self.slots[one],
+            real=self.real[one],
+            tokens=self.tokens[one],
+            positions=self.positions[one],
+            entropy=self.entropy[one],
+            totals=self.totals[one],
+            hidden=self.hidden._replace(last=self.hidden.last[one], aux=self.hidden.aux[one], draft=draft),
+            allowed=None if self.allowed is None else self.allowed[one],
         )
+
+
+class Likelihood(NamedTuple):
+    """How likely the input tokens were."""
+
+    logprobs: Float[Tensor, "B W"]
+    """Raw log-probability of each input token given its prefix, nats; NaN where nothing reads it."""
+    known: Bool[Tensor, " B"]
+    """Whether that of the first row is known, or nothing reads it."""
+
+    def request(self, index: int) -> Likelihood:
+        """One of the requests."""
+        return Likelihood(self.logprobs[index : index + 1], self.known[index : index + 1])
 
 
 class Meter:
     """Measures rows; remembers hidden states, since the next step's first rows hold tokens that follow them."""
 
-    def __init__(self, *, reads: Reads, token_logits: TokenLogits, vocab_size: int, window: int) -> None:
+    def __init__(
+        self,
+        *,
+        reads: Reads,
+        token_logits: TokenLogits,
+        vocab_size: int,
+        window: int,
+        table: SlotTable,
+        drafted: DraftedStates | None = None,
+    ) -> None:
         """Remembers nothing yet.
 
         Args:
@@ -98,68 +121,77 @@ class Meter:
             token_logits: Computes one logit per row.
             vocab_size: Tokens at or above it are of no request's output.
             window: Positions of each request whose hidden states are remembered.
+            table: The requests' slots.
+            drafted: The drafter's states; None where nothing reads them.
         """
-        self.reads, self._token_logits = reads, token_logits
-        self._vocab_size, self._window = vocab_size, window
+        self.reads, self._token_logits, self._drafted = reads, token_logits, drafted
+        self._vocab_size, self._window, self._table = vocab_size, window, table
         self._ring: HiddenRing | None = None
 
-    def measure(self, rows: StepRows, layout: Layout, table: SlotTable) -> Measured:
-        """Measures the rows of a layout.
+    def prepare(self, rows: RowTensors) -> None:
+        """Makes room for hidden states, before the first rows are read.
 
         Raises:
             ValueError: The rows bring no tapped layers, and the head reads them.
         """
-        tokens, positions = layout.gather(rows.tokens).long(), layout.gather(rows.positions).long()
-        hidden = layout.gather(rows.hidden)
-        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device)
-        totals, entropy, logprobs, follows = unknown, unknown, unknown, torch.ones_like(tokens, dtype=torch.bool)
-        if self.reads.entropy or self.reads.logprobs:
-            totals, entropy = logit_statistics(rows.logits, layout.chosen)
-        if self.reads.logprobs:
-            logprobs, follows = self._logprobs(layout, tokens, positions, hidden, totals, table)
         if self.reads.aux and rows.aux is None:
             raise ValueError("the head reads target_aux, and the rows bring no aux")
-        aux = layout.gather(rows.aux) if self.reads.aux and rows.aux is not None else hidden.new_zeros(len(hidden), 0)
-        return Measured(
+        if self.reads.logprobs and self._ring is None:
+            self._ring = HiddenRing(self._window, len(self._table.settings), rows.hidden)
+            self._table.rings.append(self._ring)
+        if self._drafted is not None:
+            self._drafted.prepare(rows.hidden, self._table)
+
+    def read(self, rows: RowTensors, layout: Layout) -> Grid:
+        """Reads the rows of a layout."""
+        hidden, positions = layout.gather(rows.hidden), layout.gather(rows.positions).long()
+        totals = entropy = torch.full(positions.shape, torch.nan, device=positions.device)
+        if self.reads.entropy or self.reads.logprobs:
+            totals, entropy = self._statistics(rows, layout)
+        aux = layout.gather(rows.aux) if self.reads.aux and rows.aux is not None else hidden[..., :0]
+        tokens, draft = layout.gather(rows.tokens).long(), None
+        if self._drafted is not None:  # a row without its state is no better than a placeholder
+            draft, there = self._drafted.read(layout.slots, positions, self._table)
+            tokens = torch.where(there, tokens, -1)
+        return Grid(
+            slots=layout.slots,
+            real=layout.real,
             tokens=tokens,
             positions=positions,
-            logprobs=logprobs,
-            follows=follows,
             entropy=entropy,
             totals=totals,
-            hidden=Hidden(hidden[None], aux[None]),
+            hidden=Hidden(hidden, aux, draft),
             allowed=None if rows.allowed is None else layout.gather(rows.allowed),
         )
 
-    def keep(self, layout: Layout, measured: Measured, known: Bool[Tensor, "B W"]) -> None:
+    @staticmethod
+    def _statistics(rows: RowTensors, layout: Layout) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
+        """Log-sum-exp and entropy; each row is looked at once, in however many cells it stands."""
+        found = torch.stack(logit_statistics(rows.logits, layout.chosen), dim=-1)
+        if layout.chosen is not None:
+            found = found.new_zeros(len(rows.tokens), 2).index_copy_(0, layout.chosen, found)
+        totals, entropy = layout.gather(found).unbind(-1)
+        return totals, entropy
+
+    def follow(self, grid: Grid) -> Likelihood:
+        """How likely every input token was: it follows the row above, or, in the first row, one of an earlier step."""
+        if self._ring is None:
+            return Likelihood(torch.full_like(grid.totals, torch.nan), torch.ones_like(grid.real[:, 0]))
+        (last, total), held = self._ring.load(grid.slots, grid.positions[:, 0] - 1)
+        above = torch.cat((last[:, None], grid.hidden.last[:, :-1]), dim=1)
+        tokens = grid.tokens.clamp(0, self._vocab_size - 1)
+        logits = self._token_logits(tokens.flatten(), above.flatten(0, 1)).view(tokens.shape)
+        return Likelihood(logits.float() - torch.cat((total[:, None], grid.totals[:, :-1]), dim=1), held)
+
+    def keep(self, grid: Grid, known: Bool[Tensor, "B W"]) -> None:
         """Remembers the hidden states of rows whose state is known.
 
         A prompt's last row that is run again after a preemption does not take the place of a later one.
         """
         if self._ring is None:
             return
-        mine = known & (self._ring.latest(layout.slots, layout.to_grid(measured.positions)))
-        slots = torch.where(mine, layout.slots[:, None], NOWHERE)
-        self._ring.store(layout.to_rows(slots), measured.positions, measured.hidden.last[0], measured.totals)
-
-    def _logprobs(
-        self,
-        layout: Layout,
-        tokens: Int[Tensor, " N"],
-        positions: Int[Tensor, " N"],
-        hidden: Float[Tensor, "N H"],
-        totals: Float[Tensor, " N"],
-        table: SlotTable,
-    ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """Log-probability of every input token, and whether what it follows is known.
-
-        It follows the row above, or, in a request's first row, one of an earlier step.
-        """
-        if self._ring is None:
-            self._ring = HiddenRing(self._window, len(table.settings), hidden)
-            table.rings.append(self._ring)
-        (last, total), held = self._ring.load(layout.slots, positions[layout.first] - 1)
-        above = hidden.roll(1, 0).index_copy_(0, layout.first, last)
-        logits = self._token_logits(tokens.clamp(0, self._vocab_size - 1), above)
-        follows = torch.ones_like(tokens, dtype=torch.bool).index_copy_(0, layout.first, held)
-        return logits.float() - totals.roll(1, 0).index_copy_(0, layout.first, total), follows
+        mine = known & self._ring.latest(grid.slots, grid.positions)
+        slots = torch.where(mine, grid.slots[:, None], NOWHERE)
+        self._ring.store(
+            slots.flatten(), grid.positions.flatten(), grid.hidden.last.flatten(0, 1), grid.totals.flatten()
+        )

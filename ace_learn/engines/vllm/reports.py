@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class Followed:
 
     request_id: str
     slot: int
+    prompt_length: int
     forces: bool
     """False in shadow mode."""
     active: bool = True
@@ -49,25 +51,36 @@ class Pending:
     """A step that has not been reported."""
 
     failures: list[tuple[str, str]] = field(default_factory=list)
-    owners: list[Followed | None] = field(default_factory=list)
-    """Of the layout's requests; None for one that is not followed."""
-    width: int = 0
-    values: Tensor | None = None
-    """What `pack` gave, on the host once the step's copies are done."""
+    parts: list[Part] = field(default_factory=list)
 
     def read(self) -> Findings:
-        """What the values say."""
+        """What the parts say."""
         found = Findings([], [], [], [])
-        if self.values is None:
-            return found
-        values, count = self.values.numpy(), len(self.owners)
-        split = count * self.width * _ROW_SIZE
-        rows = values[:split].reshape(count, self.width, _ROW_SIZE)
+        for part in self.parts:
+            part.read(found)
+        return found
+
+
+@dataclass
+class Part:
+    """What came of some rows."""
+
+    owners: list[Followed | None]
+    """Of the layout's requests; None for one that is not followed."""
+    values: Tensor
+    """What `pack` gave, on the host once the step's copies are done; requests behind the owners are nobody's."""
+    waited: list[int]
+    """Rows of each owner that are of earlier steps."""
+
+    def read(self, found: Findings) -> None:
+        """Adds what the values say."""
+        values = self.values.numpy()[: len(self.owners)]
+        rows = values[:, :-_REQUEST_SIZE].reshape(len(values), -1, _ROW_SIZE)
         for index, row in np.argwhere(rows[..., 0] > 0).tolist():
             owner = self.owners[index]
             if owner is not None:
-                _read_row(found, owner, row, rows[index, row].tolist())
-        requests = values[split : split + count * _REQUEST_SIZE].reshape(count, _REQUEST_SIZE).tolist()
+                _read_row(found, owner, row - self.waited[index], rows[index, row].tolist())
+        requests = values[:, -_REQUEST_SIZE:].tolist()
         for owner, (broken, over, first) in zip(self.owners, requests, strict=True):
             if owner is None:
                 continue
@@ -75,7 +88,6 @@ class Pending:
                 found.broken.append(owner)
             if over or owner.over_since is not None:
                 found.over.append((owner, int(first) if over else None))
-        return found
 
 
 def _read_row(found: Findings, owner: Followed, row: int, values: list[float]) -> None:
@@ -95,8 +107,8 @@ def _read_row(found: Findings, owner: Followed, row: int, values: list[float]) -
     found.exits.append(event)
 
 
-def pack(judged: Judged, positions: Int[Tensor, "B W"], broken: Bool[Tensor, " B"]) -> Float[Tensor, " D"]:
-    """What the host is to learn of a step, as one vector.
+def pack(judged: Judged, positions: Int[Tensor, "B W"], broken: Bool[Tensor, " B"]) -> Float[Tensor, "B D"]:
+    """What the host is to learn of each request of a step.
 
     Args:
         judged: What the rule says.
@@ -108,7 +120,7 @@ def pack(judged: Judged, positions: Int[Tensor, "B W"], broken: Bool[Tensor, " B
     columns = (code, positions.float(), judged.span.tokens, judged.span.paragraphs)
     rows = torch.cat((torch.stack(columns, dim=-1), judged.smoothed), dim=-1)
     requests = torch.stack((broken.float(), judged.over.float(), positions[:, 0].float()), dim=-1)
-    return torch.cat((rows.flatten(), requests.flatten()))
+    return torch.cat((rows.flatten(1), requests), dim=1)
 
 
 class HostBuffers:
@@ -119,17 +131,16 @@ class HostBuffers:
         self.pinned = device.type != "cpu"
         self._free: list[Tensor] = []
 
-    def copy(self, values: Float[Tensor, " D"]) -> Tensor:
+    def copy(self, values: Float[Tensor, "B D"]) -> Tensor:
         """The values on the host, from the moment on at which the device has come so far."""
         if not self.pinned:
             return values
         buffer = self._free.pop() if self._free else values.new_empty(0, device="cpu")
-        if len(buffer) < len(values):
-            buffer = torch.empty(2 * len(values), pin_memory=True)
-        buffer[: len(values)].copy_(values, non_blocking=True)
-        return buffer
+        if len(buffer) < values.numel():
+            buffer = torch.empty(2 * values.numel(), pin_memory=True)
+        return buffer[: values.numel()].view(values.shape).copy_(values, non_blocking=True)
 
-    def give_back(self, buffer: Tensor | None) -> None:
-        """Makes a buffer free again."""
-        if buffer is not None and self.pinned:
-            self._free.append(buffer)
+    def give_back(self, buffers: Iterable[Tensor]) -> None:
+        """Makes buffers free again."""
+        if self.pinned:
+            self._free += [buffer.flatten() for buffer in buffers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,29 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.slots import to_device
+from ace_learn.engines.vllm.slots import NOWHERE, to_device
+
+
+class RowTensors(NamedTuple):
+    """What the device knows of the rows of a step."""
+
+    tokens: Int[Tensor, " R"]
+    positions: Int[Tensor, " R"]
+    hidden: Float[Tensor, "R H"]
+    logits: Float[Tensor, "R V"]
+    aux: Float[Tensor, "R A"] | None
+    allowed: Bool[Tensor, "R E"] | None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> RowTensors:
+        """The same with every tensor changed."""
+        return RowTensors(
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            hidden=change(self.hidden),
+            logits=change(self.logits),
+            aux=None if self.aux is None else change(self.aux),
+            allowed=None if self.allowed is None else change(self.allowed),
+        )
 
 
 class StepRows(NamedTuple):
@@ -39,6 +61,10 @@ class StepRows(NamedTuple):
     """First row of each request and R, on the device, where the host does not know the counts (adaptive
     verification)."""
 
+    def tensors(self) -> RowTensors:
+        """Its tensors with a row for every logits row."""
+        return RowTensors(self.tokens, self.positions, self.hidden, self.logits, self.aux, self.allowed)
+
     def check(self) -> None:
         """Refuses what does not fit together.
 
@@ -50,37 +76,23 @@ class StepRows(NamedTuple):
             raise ValueError(
                 f"{len(self.request_ids)} requests with {given} rows in {len(self.counts)} counts, but {size} tokens"
             )
-        sizes = {name: len(value) for name, value in self._asdict().items() if isinstance(value, Tensor)}
-        wrong = {name: length for name, length in sizes.items() if name != "starts" and length != size}
-        if wrong:
+        if any(field is not None and len(field) != size for field in self.tensors()):
+            sizes = {name: len(field) for name, field in self.tensors()._asdict().items() if field is not None}
+            wrong = {name: length for name, length in sizes.items() if length != size}
             raise ValueError(f"{size} tokens, but rows of {wrong}")
 
 
-class Layout:
-    """The rows of some requests of a step: N rows one after another, and the same as a grid [B, W].
+class Layout(NamedTuple):
+    """Some requests of a step as a grid [B, W], a row of logits per cell."""
 
-    Attributes:
-        slots: Of the requests.
-        chosen: Which N of the step's R rows; None: all of them.
-        first: Which of the N rows is each request's first one.
-        real: Where the grid holds a row; elsewhere it repeats the request's first row.
-    """
-
-    def __init__(
-        self,
-        slots: Int[Tensor, " B"],
-        chosen: Int[Tensor, " N"] | None,
-        grid: Int[Tensor, "B W"] | None,
-        cells: Int[Tensor, " N"] | None,
-        real: Bool[Tensor, "B W"],
-    ) -> None:
-        """Use `of`; `grid` and `cells` are None where every request has W rows."""
-        self.slots, self.chosen, self.real = slots, chosen, real
-        self._grid, self._cells = grid, cells
-        if grid is None:
-            self.first = torch.arange(0, real.numel(), real.shape[1], device=real.device)
-        else:
-            self.first = grid[:, 0]
+    slots: Int[Tensor, " B"]
+    """Of the requests."""
+    real: Bool[Tensor, "B W"]
+    """Where a cell holds a row of its own; elsewhere it repeats a row that another cell holds."""
+    places: Int[Tensor, "B W"] | None
+    """Which of the step's R rows a cell holds; None: all of them, one after another."""
+    chosen: Int[Tensor, " N"] | None
+    """The rows that cells hold, each once; None: all of them."""
 
     @classmethod
     def of(cls, rows: StepRows, picks: Sequence[int], slots: Sequence[int]) -> Layout:
@@ -91,71 +103,75 @@ class Layout:
             picks: Which of its requests, ascending.
             slots: Of the picked requests.
         """
-        device = rows.tokens.device
         if rows.starts is not None:
-            return cls._on_device(rows, picks, slots)
-        counts = rows.counts[picks]
+            return cls.planned(plan_of(rows, picks, slots, int(rows.counts.max())))
+        counts, device = rows.counts[picks], rows.tokens.device
         width, size = int(counts.max()), int(counts.sum())
-        column = np.arange(width)
-        real = column < counts[:, None]
         everything = size == len(rows.tokens)
-        even = size == real.size
-        parts = [np.asarray(slots)]
-        if not everything:
-            first = (np.cumsum(rows.counts) - rows.counts)[picks]
-            parts.append((first[:, None] + column)[real])
-        if not even:
-            start = np.cumsum(counts) - counts
-            parts += [(start[:, None] + np.where(real, column, 0)).ravel(), np.flatnonzero(real), real.ravel()]
-        sizes = [len(part) for part in parts]
-        found = to_device(torch.from_numpy(np.concatenate(parts).astype(np.int64)), device).split(sizes)
-        own, *rest = found
-        chosen = None if everything else rest.pop(0)
-        if even:
-            return cls(own, chosen, None, None, torch.ones(real.shape, dtype=torch.bool, device=device))
-        grid, cells, real_cells = rest
-        return cls(own, chosen, grid.view(real.shape), cells, real_cells.view(real.shape) > 0)
-
-    def single(self, index: int, count: int) -> Layout:
-        """The layout of one of the requests, which has `count` rows."""
-        real = torch.ones(1, count, dtype=torch.bool, device=self.real.device)
-        return Layout(self.slots[index : index + 1], None, None, None, real)
+        if everything and size == len(picks) * width:
+            own = torch.from_numpy(np.asarray(slots, dtype=np.int64))
+            real = torch.ones(len(picks), width, dtype=torch.bool, device=device)
+            return cls(to_device(own, device), real, None, None)
+        chosen = None if everything else to_device(torch.from_numpy(_rows_of(rows.counts, picks)), device)
+        return cls.planned(plan_of(rows, picks, slots, width))._replace(chosen=chosen)
 
     @classmethod
-    def _on_device(cls, rows: StepRows, picks: Sequence[int], slots: Sequence[int]) -> Layout:
-        """All rows are taken, those of other requests with slot 0, since the host does not know whose they are."""
-        assert rows.starts is not None
-        starts, device = rows.starts.long(), rows.tokens.device
-        every = np.zeros(len(rows.counts), dtype=np.int64)
-        every[picks] = slots
-        width = int(rows.counts.max())
-        column = torch.arange(width, device=device)
-        real = column < (starts[1:] - starts[:-1])[:, None]
-        index = torch.arange(len(rows.tokens), device=device)
-        owner = torch.searchsorted(starts[1:].contiguous(), index, right=True)
-        return cls(
-            to_device(torch.from_numpy(every), device),
-            None,
-            starts[:-1, None] + torch.where(real, column, 0),
-            owner * width + index - starts[owner],
-            real,
-        )
+    def planned(cls, plan: Int[Tensor, "3 B W"]) -> Layout:
+        """The layout that `plan_of` made, of all rows."""
+        slots, real, places = plan.unbind()
+        return cls(slots[:, 0], real > 0, places, None)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Of the step's values [R, ...], those of the N rows."""
-        return values if self.chosen is None else values[self.chosen]
+        """Of the step's values [R, ...], those of the grid [B, W, ...]."""
+        return values.unflatten(0, self.real.shape) if self.places is None else values[self.places]
 
-    def to_grid(self, values: Tensor) -> Tensor:
-        """Values [N, ...] of the rows as a grid [B, W, ...]."""
-        return values.unflatten(0, self.real.shape) if self._grid is None else values[self._grid]
+    def spread(self, values: Int[Tensor, "B W"], size: int) -> Int[Tensor, " R"]:
+        """Values of the grid among all `size` rows of the step, -1 elsewhere."""
+        if self.places is None:
+            return values.flatten()
+        targets = torch.where(self.real, self.places, size)
+        return values.new_full((size + 1,), -1).scatter_(0, targets.flatten(), values.flatten())[:size]
 
-    def to_rows(self, values: Tensor) -> Tensor:
-        """Values [B, W, ...] of the grid as rows [N, ...]."""
-        flat = values.flatten(0, 1)
-        return flat if self._cells is None else flat[self._cells]
 
-    def spread(self, values: Int[Tensor, " N"], size: int) -> Int[Tensor, " R"]:
-        """Values of the N rows among all `size` rows of the step, -1 elsewhere."""
-        if self.chosen is None:
-            return values
-        return values.new_full((size,), -1).index_copy_(0, self.chosen, values)
+def plan_of(
+    rows: StepRows, picks: Sequence[int], slots: Sequence[int], width: int, *, height: int = 1
+) -> Int[Tensor, "3 B W"]:
+    """Slot, whether it is real, and row of every cell of a grid, as one tensor on the device.
+
+    Args:
+        rows: The step.
+        picks: Which of its requests, ascending. Where the host does not know whose rows are whose, the grid has all
+            requests, the others with slot 0.
+        slots: Of the picked requests.
+        width: W.
+        height: B at least; what is added has slot 0, and no real row.
+    """
+    if rows.starts is not None:
+        return _plan_on_device(rows, picks, slots, width, height)
+    plan = np.zeros((3, max(len(picks), height), width), dtype=np.int64)
+    column, mine = np.arange(width), slice(len(picks))
+    plan[0, mine] = np.asarray(slots)[:, None]
+    plan[1, mine] = column < rows.counts[picks][:, None]
+    plan[2, mine] = (np.cumsum(rows.counts) - rows.counts)[picks][:, None] + column * plan[1, mine]
+    return to_device(torch.from_numpy(plan), rows.tokens.device)
+
+
+def _plan_on_device(
+    rows: StepRows, picks: Sequence[int], slots: Sequence[int], width: int, height: int
+) -> Int[Tensor, "3 B W"]:
+    assert rows.starts is not None
+    starts, device = rows.starts.long(), rows.tokens.device
+    own = np.full(max(len(rows.counts), height), NOWHERE, dtype=np.int64)
+    own[picks] = slots
+    starts = torch.cat((starts, starts[-1:].expand(len(own) - len(rows.counts))))
+    column = torch.arange(width, device=device)
+    real = column < starts.diff()[:, None]
+    places = torch.where(real, starts[:-1, None] + column, 0)
+    return torch.stack((to_device(torch.from_numpy(own), device)[:, None].expand(real.shape), real.long(), places))
+
+
+def _rows_of(counts: Int[np.ndarray, " B"], picks: Sequence[int]) -> Int[np.ndarray, " N"]:
+    """The rows of the picked requests."""
+    mine = np.zeros(len(counts), dtype=bool)
+    mine[picks] = True
+    return np.flatnonzero(np.repeat(mine, counts))

@@ -14,7 +14,7 @@ from ace_learn.engines.vllm.hook import ExitHook
 from ace_learn.engines.vllm.logits import force_tokens, stops_to_end
 from ace_learn.engines.vllm.options import RequestOptions, read_options
 from ace_learn.engines.vllm.output_layer import OutputLayer
-from ace_learn.engines.vllm.rows import StepRows
+from ace_learn.engines.vllm.rows import RowTensors, StepRows
 from ace_learn.engines.vllm.served import ServedHead
 from ace_learn.engines.vllm.settings import Settings
 from ace_learn.engines.vllm.slots import to_device
@@ -61,6 +61,23 @@ class RunnerExits(ABC):
         self.taps: tuple[int, ...] = ()
         self._observed = False
 
+    def warm_up(self, compute_logits: Callable[[Tensor], Tensor], size: int, kind: torch.dtype) -> None:
+        """Compiles the exit rule, if it is to be compiled, for rows as the target gives them.
+
+        Args:
+            compute_logits: The target's output layer.
+            size: Of its hidden states.
+            kind: Their type.
+        """
+        if not self.settings.compile:
+            return
+        device = self.layer.weight.device
+        logits = compute_logits(torch.zeros(2, size, dtype=kind, device=device))
+        assert self.layer.hidden is not None
+        zero = torch.zeros(2, dtype=torch.long, device=device)
+        aux = torch.zeros(2, self.served.head.spec.width("target_aux"), dtype=kind, device=device)
+        self.hook.warm_up(RowTensors(zero, zero.clone(), self.layer.hidden, logits, aux, allowed=None))
+
     def admit(self, step: SchedulerOutput) -> None:
         """Follows the requests that enter with a step, and forgets those that have finished before it."""
         self.hook.finish(step.finished_req_ids)
@@ -101,7 +118,7 @@ class RunnerExits(ABC):
             self.hook.abandon(request_ids, error)
             return
         self.forced = self.hook.observe(rows)
-        if self.forced is not None and self._stop_ids is not None:
+        if self._stop_ids is not None:
             self.open = self._ending(rows)
 
     def _ending(self, rows: StepRows) -> Bool[Tensor, " R"] | None:
@@ -125,11 +142,9 @@ class RunnerExits(ABC):
             which: Which rows.
             temperature: Of each row; 0 is greedy.
         """
-        if self.forced is None:
-            return logits
         if self.open is not None and self._stop_ids is not None:
             stops_to_end(logits, self.open[which], temperature, stop_ids=self._stop_ids, end=self._end)
-        return force_tokens(logits, self.forced[which])
+        return logits if self.forced is None else force_tokens(logits, self.forced[which])
 
     def follows(self, request_ids: Sequence[str]) -> bool:
         """Whether any request of a batch has exits; where none has, a step costs nothing."""

@@ -3,7 +3,8 @@
 Tokens are forced by `AceLogitsProcessor`, on vLLM's documented interface. What that interface lacks is taken from the
 instance. Private names of vLLM that are touched here: `GPUModelRunner.sample` with its `InputBatch`,
 `model.compute_logits`, `execute_model_state.aux_hidden_states`, `req_states.prefill_len`, `sampler.logits_processors`,
-`adaptive_verification`, `num_speculative_steps`.
+`sampler.thinking_budget_state`, `adaptive_verification`, `num_speculative_steps`. Where a head reads the drafter's
+states, `_prefill`, `_run_model`, `propose`, `hidden_states` and `last_token_indices` of the speculator as well.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ace_learn.engines.vllm.drafted import DraftedRows
 from ace_learn.engines.vllm.labels import first_forced_rows, grading
 from ace_learn.engines.vllm.logits import allowed_ends
 from ace_learn.engines.vllm.processor import AceLogitsProcessor
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+    from vllm.v1.worker.gpu.sample.thinking_budget import ThinkingBudgetState
 
 
 class V2Exits(RunnerExits):
@@ -37,18 +40,28 @@ class V2Exits(RunnerExits):
     runner: GPUModelRunner
 
     def attach(self, runner: GPUModelRunner) -> None:
-        """Wraps the sampling of a runner that has loaded its model, and finds our processor in its sampler."""
+        """Wraps the sampling of a runner that has loaded its model, and finds our processor in its sampler.
+
+        Raises:
+            ValueError: The drafter's states are read, and it does not show them.
+        """
         self.runner = runner
         self._batch: InputBatch | None = None
         self._unread = False
         self._grammar: GrammarOutput | None = None
         self._tapped: list[Tensor] | None = None
+        self._budgeted: Bool[Tensor, " R"] | None = None
         self._processor(runner).exits = self
         runner.sample = self._wrapped_sample(runner.sample)
         runner.model.compute_logits = self._wrapped_logits(runner.model.compute_logits)
+        if self.hook.drafted is not None:
+            self._watch_drafter(runner)
         estimator = getattr(runner.speculator, "acceptance_estimator", None)
         if estimator is not None:
             estimator.step = grading(estimator.step, self.first_forced)
+            budget = runner.sampler.thinking_budget_state
+            if budget.enabled:
+                budget.apply = self._wrapped_budget(budget)
 
     @staticmethod
     def _processor(runner: GPUModelRunner) -> AceLogitsProcessor:
@@ -68,7 +81,7 @@ class V2Exits(RunnerExits):
 
     def _wrapped_sample(self, sample: Callable[..., object]) -> Callable[..., object]:
         def sample_(hidden_states: Tensor, input_batch: InputBatch, grammar_output: GrammarOutput | None) -> object:
-            self._batch, self._grammar = input_batch, grammar_output
+            self._batch, self._grammar, self._budgeted = input_batch, grammar_output, None
             self._unread = self.follows(input_batch.req_ids)
             return sample(hidden_states, input_batch, grammar_output)
 
@@ -84,6 +97,71 @@ class V2Exits(RunnerExits):
             return logits
 
         return compute_logits
+
+    def _wrapped_budget(self, budget: ThinkingBudgetState) -> Callable[[Tensor, LogitsContext], None]:
+        """Notes the rows whose next token vLLM's own thinking budget forces: it raises a logit of the think end."""
+        stock, end = budget.apply, budget.reasoning_end_token_ids.long()
+
+        def apply(logits: Float[Tensor, "rows V"], context: LogitsContext) -> None:
+            batch = self._batch
+            if batch is None or not budget.use_thinking_budget[context.idx_mapping_np].any():
+                stock(logits, context)
+                return
+            before = logits[:, end]
+            stock(logits, context)
+            if self._budgeted is None:
+                self._budgeted = torch.zeros_like(batch.expanded_local_pos, dtype=torch.bool)
+            first = first_row(context.expanded_idx_mapping, batch)
+            self._budgeted[first : first + len(logits)] = (logits[:, end] != before).any(-1)
+
+        return apply
+
+    def _watch_drafter(self, runner: GPUModelRunner) -> None:
+        """Copies what the drafter's model says in the first pass of a proposal, which runs the tokens of the step.
+
+        The copy is a part of that pass, and so of the CUDA graphs that are made of it.
+        """
+        from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
+
+        speculator = runner.speculator
+        if not isinstance(speculator, TargetDependentARSpeculator):
+            raise ValueError(
+                f"the head reads the drafter's hidden states (draft), which {type(speculator).__name__} does not show; "
+                "draft with EAGLE-3 or one MTP layer, or train a head on other sources"
+            )
+        kept, inside = torch.zeros_like(speculator.hidden_states), False
+        prefill, run_model, propose = speculator._prefill, speculator._run_model, speculator.propose
+
+        def first_pass(*args: object, **given: object) -> None:
+            nonlocal inside
+            inside = True
+            try:
+                prefill(*args, **given)
+            finally:
+                inside = False
+
+        def run(*args: object, **given: object) -> tuple[Tensor, Tensor]:
+            read, fed_back = run_model(*args, **given)
+            if inside:
+                kept[: len(read)].copy_(read)
+            return read, fed_back
+
+        def propose_(input_batch: InputBatch, *args: object, **given: object) -> Tensor:
+            drafts: Tensor = propose(input_batch, *args, **given)
+            batch = self._batch  # None in a dummy run
+            if batch is not None and self.follows(batch.req_ids):
+                size = batch.num_reqs
+                rows = DraftedRows(
+                    hidden=kept,
+                    positions=batch.positions.long(),
+                    first=batch.query_start_loc[:size].long(),
+                    last=speculator.last_token_indices[:size],
+                    longest=int(batch.num_scheduled_tokens.max()),
+                )
+                self.hook.keep_drafted(batch.req_ids, lambda: rows)
+            return drafts
+
+        speculator._prefill, speculator._run_model, speculator.propose = first_pass, run, propose_
 
     def _rows(self, batch: InputBatch, logits: Float[Tensor, "R V"]) -> StepRows:
         indices = batch.logits_indices
@@ -125,10 +203,14 @@ class V2Exits(RunnerExits):
         return to_device(torch.from_numpy(allowed), local.device)[request, local]
 
     def first_forced(self, requests: Int[Tensor, " B"]) -> Int[Tensor, " B"] | None:
-        """The first forced row of each request of the step that is being sampled; None where none can be."""
-        if self.forced is None or self._batch is None:
+        """The first row of each request that an exit or the thinking budget forces in this step; None: none can be."""
+        if self._batch is None or (self.forced is None and self._budgeted is None):
             return None
-        return first_forced_rows(self.forced, self._batch.expanded_local_pos, len(requests))
+        local = self._batch.expanded_local_pos
+        forced = torch.full_like(local, -1) if self.forced is None else self.forced
+        if self._budgeted is not None:
+            forced = torch.where(self._budgeted, 0, forced)
+        return first_forced_rows(forced, local, len(requests))
 
     def thinking_rows(self, first: int, count: int) -> Bool[Tensor, " rows"] | None:
         """Of `count` rows of the step, those whose next token is thought; None where no request is followed."""

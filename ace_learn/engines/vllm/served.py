@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ace_learn.engines.vllm.settings import Settings
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.heads.export import LoadedHead, load_head, load_own_policy
+from ace_learn.models.draft_files import weights_sha256
 from ace_learn.models.fingerprint import checkpoint_fingerprint
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.thinking import BoundaryTables
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, SpeculativeConfig
 
 
 class ServedHead(NamedTuple):
@@ -60,6 +61,40 @@ def load_served_head(settings: Settings, model: ModelConfig) -> ServedHead:
     head = load_head(folder, expect=identity)
     stop_ids = _stop_ids(model.try_get_generation_config().get("eos_token_id"), tokenizer.eos_token_id)
     return ServedHead(head=head, policy=load_own_policy(head), tables=tables, stop_ids=stop_ids)
+
+
+def check_drafter(head: LoadedHead, speculation: SpeculativeConfig | None) -> None:
+    """Checks that the server drafts with what a head was trained with, if it reads a drafter's hidden states.
+
+    Where the drafter's files are not on this machine yet, its weights are not compared; the workers do so later.
+
+    Raises:
+        ValueError: There is no such drafter, it has other weights, or it drafts so far that its states come too late.
+    """
+    states = head.spec.draft
+    if states is None:
+        return
+    if speculation is None or speculation.method not in ("eagle3", "mtp") or speculation.parallel_drafting:
+        found = "there is no speculation"
+        if speculation is not None:
+            found = f"drafts come from {speculation.method!r}{' in parallel' * speculation.parallel_drafting}"
+        raise ValueError(
+            f"the head reads the hidden states of a drafter (draft), but {found}; name the EAGLE-3 or MTP drafter that "
+            "it was trained with in --speculative-config, or train a head on other sources"
+        )
+    if speculation.num_speculative_tokens >= states.delay:
+        raise ValueError(
+            f"the head reads the drafter's states {states.delay} positions late, so at most {states.delay - 1} tokens "
+            f"can be drafted, not {speculation.num_speculative_tokens}; set num_speculative_tokens"
+        )
+    model = speculation.draft_model_config
+    folder = find_checkpoint(model)
+    drafter = None if folder is None else weights_sha256(folder)
+    if drafter not in (None, states.drafter):
+        raise ValueError(
+            f"the head was trained with another drafter than {model.model}: the SHA-256 of its weights is {drafter} "
+            f"here, {states.drafter} there; serve that one, or train a head with this one"
+        )
 
 
 def _stop_ids(configured: int | list[int] | None, own: int | None) -> tuple[int, ...]:

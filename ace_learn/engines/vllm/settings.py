@@ -83,6 +83,9 @@ class Settings:
     """Finished requests whose records `GET /ace/audit/{request_id}` can give; 0: none."""
     max_failures: int = 16
     """Failures inside the hook after which it is off until the server is started again."""
+    compile: bool = False
+    """Compile the exit rule when the server starts: a third of the time per step, for a start that takes longer the
+    first time (half a minute to minutes, then seconds). Needs a C++ compiler on a CPU, Triton on a GPU."""
     runtime_switch: bool = False
     """Whether `POST /ace/shadow` may switch shadow mode while the server runs."""
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -103,7 +106,7 @@ class Settings:
         if "" in (self.head, self.audit_log):
             raise ValueError("head and audit_log are paths, or left out; they must not be empty")
         if self.head is None:
-            self._refuse(("exits", "shadow", "shadow_fraction", "runtime_switch", "max_failures"), "head")
+            self._refuse(("exits", "shadow", "shadow_fraction", "compile", "runtime_switch", "max_failures"), "head")
         if self.audit_log is None:
             self._refuse(("audit_log_bytes", "audit_log_files"), "audit_log")
         if self.shadow and self.shadow_fraction > 0:
@@ -140,6 +143,7 @@ class Settings:
             audit_log_files=read.integer("audit_log_files"),
             audit_records=read.integer("audit_records"),
             max_failures=read.integer("max_failures"),
+            compile=read.boolean("compile"),
             runtime_switch=read.boolean("runtime_switch"),
             acceptance=Acceptance.from_json(read.get("acceptance")),
         )

@@ -46,8 +46,10 @@ class PositionRing:
         """Forgets what slots hold."""
         self.held[slots] = _NO_POSITION
 
-    def load(self, slots: Int[Tensor, " B"], positions: Int[Tensor, " B"]) -> tuple[list[Tensor], Bool[Tensor, " B"]]:
-        """The values [B, ...] at positions, and which of them are held; the others are arbitrary."""
+    def load(
+        self, slots: Int[Tensor, "*rows"], positions: Int[Tensor, "*rows"]
+    ) -> tuple[list[Tensor], Bool[Tensor, "*rows"]]:
+        """The values [*rows, ...] at positions, and which of them are held; the others are arbitrary."""
         place = positions % self.window
         return [value[slots, place] for value in self.values], self.held[slots, place] == positions
 
@@ -67,7 +69,9 @@ class PositionRing:
 class SlotTable:
     """The states of the requests that are followed."""
 
-    def __init__(self, *, state_size: int, num_settings: int, window: int, device: torch.device) -> None:
+    def __init__(
+        self, *, state_size: int, num_settings: int, window: int, device: torch.device, num_requests: int = 1
+    ) -> None:
         """Follows nobody yet.
 
         Args:
@@ -75,6 +79,7 @@ class SlotTable:
             num_settings: Numbers that stay with a request, C.
             window: Positions of each slot whose state is kept.
             device: Where the states are.
+            num_requests: Requests that there is room for from the start; for more, everything is copied.
         """
         self.device = device
         self.states = PositionRing(window, ((state_size,), torch.float32), device=device)
@@ -84,17 +89,27 @@ class SlotTable:
         self.rings = [self.states]
         self._free = list(range(_FIRST_SIZE - 1, NOWHERE, -1))
         self._admitted: list[tuple[float, ...]] = []
+        while len(self._free) < num_requests:
+            self._grow()
+
+    @property
+    def full(self) -> bool:
+        """Whether one more request takes more room."""
+        return not self._free
 
     def take(self) -> int:
         """A free slot."""
         if not self._free:
-            size = len(self.settings)
-            for ring in self.rings:
-                ring.grow()
-            self.settings = torch.cat((self.settings, torch.zeros_like(self.settings)))
-            self.counted = torch.cat((self.counted, torch.zeros_like(self.counted)))
-            self._free = list(range(2 * size - 1, size - 1, -1))
+            self._grow()
         return self._free.pop()
+
+    def _grow(self) -> None:
+        size = len(self.settings)
+        for ring in self.rings:
+            ring.grow()
+        self.settings = torch.cat((self.settings, torch.zeros_like(self.settings)))
+        self.counted = torch.cat((self.counted, torch.zeros_like(self.counted)))
+        self._free = [*range(2 * size - 1, size - 1, -1), *self._free]
 
     def release(self, slot: int) -> None:
         """Frees a slot."""

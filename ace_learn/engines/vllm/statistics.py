@@ -10,6 +10,8 @@ _SMALLEST = -1e4
 """In place of minus infinity, whose product with probability 0 would be NaN."""
 _AT_ONCE = {"cpu": 2**19}
 """Numbers that are worked on together: what fits a processor's cache, or 256 MB on other devices."""
+_SMALL = 2**15
+"""Numbers up to which passes over them cost less than further calls."""
 _LIKELY = 1024
 """Columns among which a token is looked for that is not too unlikely."""
 
@@ -25,8 +27,11 @@ def logit_statistics(
         logits: Raw logits.
         chosen: Which rows; None: all.
     """
+    if torch.compiler.is_compiling():  # one pass over all that is needed
+        return on_device((logits if chosen is None else logits[chosen]).float())
     size = max(1, _AT_ONCE.get(logits.device.type, 2**26) // logits.shape[1])
-    statistics = _on_cpu if logits.device.type == "cpu" else on_device
+    in_cache = logits.device.type == "cpu" and logits.numel() > _SMALL
+    statistics = _on_cpu if in_cache else on_device
     parts = [
         statistics((part if chosen is None else logits[part]).float())
         for part in (logits if chosen is None else chosen).split(size)

@@ -1,7 +1,7 @@
 """What our workers add to vLLM's: exits on the runner that they have loaded, and a call that describes them.
 
-Documented names of vLLM: `WorkerBase.load_model`, `execute_model`, `sample_tokens`, `collective_rpc`. Private ones:
-`model_runner`, `use_v2_model_runner`, attributes set on `ModelRunnerOutput`.
+Documented names of vLLM: `WorkerBase.load_model`, `compile_or_warm_up_model`, `execute_model`, `sample_tokens`,
+`collective_rpc`. Private ones: `model_runner`, `use_v2_model_runner`, attributes set on `ModelRunnerOutput`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ace_learn.engines.vllm.cactus import CactusSampling
 from ace_learn.engines.vllm.hook import ExitHook
 from ace_learn.engines.vllm.output_layer import OutputLayer
 from ace_learn.engines.vllm.runner import RunnerExits
-from ace_learn.engines.vllm.served import load_served_head
+from ace_learn.engines.vllm.served import check_drafter, load_served_head
 from ace_learn.engines.vllm.settings import settings_of
 from ace_learn.json_type import JSON
 
@@ -67,6 +67,14 @@ class AceWorker(WorkerBase):
         super().load_model(*args, **kwargs)
         self.exits = attach_exits(self.vllm_config, self.model_runner, v2=self.use_v2_model_runner)
         self.cactus = attach_cactus(self.vllm_config, self.model_runner, self.exits)
+
+    def compile_or_warm_up_model(self) -> object:
+        """Warms up the model, then the exit rule."""
+        times = super().compile_or_warm_up_model()
+        if self.exits is not None:
+            model = self.vllm_config.model_config
+            self.exits.warm_up(self.model_runner.get_model().compute_logits, model.get_hidden_size(), model.dtype)
+        return times
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> object:
         """Follows the requests of the step, then runs it."""
@@ -118,6 +126,7 @@ def attach_exits(config: VllmConfig, runner: GPUModelRunner, *, v2: bool) -> Run
     served = load_served_head(settings, config.model_config)
     layer = OutputLayer(runner.get_model())
     speculation = config.speculative_config
+    check_drafter(served.head, speculation)
     ranks = get_tensor_model_parallel_world_size()
     alone = config.parallel_config.distributed_executor_backend == "external_launcher"
     reports = alone or get_tensor_model_parallel_rank() == 0
@@ -132,6 +141,9 @@ def attach_exits(config: VllmConfig, runner: GPUModelRunner, *, v2: bool) -> Run
         num_draft_tokens=0 if speculation is None else speculation.num_speculative_tokens,
         steps_in_flight=2 if config.scheduler_config.async_scheduling else 1,
         max_failures=settings.max_failures,
+        compiled=settings.compile,
+        # Those that run and those that were preempted: what is compiled for them cannot grow.
+        num_requests=2 * config.scheduler_config.max_num_seqs if settings.compile else 1,
         ranks=ranks,
         reports=reports,
     )

@@ -25,10 +25,12 @@ ARMS: tuple[ArmName, ...] = get_args(ArmName)
 
 
 def body_of(arm: ArmName, record: TraceRecord) -> JsonObject:
-    """What a request says besides its chat."""
+    """What a request says besides its chat: in every arm the answer ends where its contract is met."""
+    asked: JsonObject = {"ace_contract": record.contract}
     if arm == "exits":
-        return {"vllm_xargs": {"ace_enabled": 1}}
-    return {} if arm == "full" else {"thinking_token_budget": record.minimal_tokens}
+        asked["ace_enabled"] = 1
+    body: JsonObject = {"vllm_xargs": asked}
+    return body if arm != "oracle" else body | {"thinking_token_budget": record.minimal_tokens}
 
 
 def request_of(arm: ArmName, record: TraceRecord, max_new_tokens: int) -> ChatRequest:

@@ -59,6 +59,8 @@ class ServeBenchmark:
     """Folder or hub id of the target."""
     drafter: ServedDrafter = ServedDrafter()
     """Speculation, the same in all arms."""
+    compile: bool = True
+    """Compile the exit rule (the server's setting of that name)."""
     problems: int = 200
     """Test problems."""
     concurrency: tuple[int, ...] = (1, 4, 16)
@@ -121,7 +123,7 @@ def _run(
     runs = {(level, arm): ArmRun(arm=arm, concurrency=level) for level, arm in product(config.concurrency, ARMS)}
     served = ServeConfig(
         target=ServedTarget(model=config.model, dtype="float32"),
-        settings=Settings(head=str(config.head)),
+        settings=Settings(head=str(config.head), compile=config.compile),
         drafter=config.drafter,
         vllm={
             "max_num_seqs": max(config.concurrency),

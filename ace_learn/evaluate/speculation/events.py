@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
+from ace_learn.engines.draft_model import ModelDrafter
+from ace_learn.engines.hidden_drafter import HiddenDrafter
 from ace_learn.engines.requests import Output, Request
 from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.speculation.setting import Pair
@@ -160,22 +162,48 @@ def collect(
 
 
 def hidden_states(
-    model: Target, requests: Sequence[Request], outputs: Sequence[Output], steps: Steps
+    drafter: Drafter, target: Target, requests: Sequence[Request], outputs: Sequence[Output], steps: Steps
 ) -> Float[ndarray, "s K H"]:
-    """The draft model's hidden states that each judged draft was drawn from, in half precision.
+    """The drafter's hidden states that each judged draft was drawn from, in half precision.
 
     The tokens before a judged draft are all in the output, so that one pass over the output gives every state.
+
+    Args:
+        drafter: One that is a model.
+        target: The model that verifies.
+        requests: What was decoded.
+        outputs: What came of it.
+        steps: The steps of these.
     """
-    size, width = model.identity.hidden_size, steps.features.shape[1]
-    states = np.zeros((len(steps.request), width, size), dtype=np.float16)
+    states: Float[ndarray, "s K H"] | None = None
+    width = steps.features.shape[1]
     place = {request.key: i for i, request in enumerate(requests)}
     for key in np.unique(steps.request):
         i = place[int(key)]
-        ids = [*requests[i].prompt_ids, *outputs[i].token_ids]
-        tokens = torch.tensor([ids], device=model.device)
-        positions = torch.arange(len(ids), device=model.device)[None]
-        last = model.forward(tokens, positions, model.new_cache(1), longest=len(ids)).last[0].cpu().numpy()
+        tokens = torch.tensor([[*requests[i].prompt_ids, *outputs[i].token_ids]], device=target.device)
+        read = _read_states(drafter, target, tokens, width).cpu().numpy()
+        if states is None:
+            states = np.zeros((len(steps.request), width, read.shape[-1]), dtype=np.float16)
         rows = np.flatnonzero(steps.request == key)
-        at = steps.length[rows, None] - 1 + np.arange(width)
-        states[rows] = last[at.clip(max=len(ids) - 1)]
+        length = steps.length[rows].clip(max=tokens.shape[1])  # a step behind the output's end judged nothing
+        states[rows] = read[:, length].swapaxes(0, 1)
+    assert states is not None, "there is a step"
     return states
+
+
+@torch.inference_mode()
+def _read_states(
+    drafter: Drafter, target: Target, tokens: Int[Tensor, "1 T"], width: int
+) -> Float[Tensor, "{width} T1 H"]:
+    """Row k, column n: the state that draft k is drawn from where n of the tokens come before the first draft."""
+    longest = tokens.shape[1]
+    columns = torch.arange(longest + 1, device=tokens.device)
+    if isinstance(drafter, ModelDrafter):
+        model = drafter.model
+        last = model.forward(tokens, columns[None, :-1], model.new_cache(1), longest=longest).last[0]
+        return torch.stack([last[(columns - 1 + k).clamp(0, longest - 1)] for k in range(width)])
+    assert isinstance(drafter, HiddenDrafter), "the other drafters have no law, and so no event"
+    module = drafter.module
+    aux = target.forward(tokens, columns[None, :-1], target.new_cache(1), longest=longest, aux_layers=drafter.taps).aux
+    unrolled = module.unroll(tokens, module.fuse(aux), width)
+    return torch.stack([output.read[0, (columns - 2).clamp_min(0)] for output in unrolled])

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from ace_learn.artifacts import JSON, ProvenanceRecorder, write_json, write_text
+from ace_learn.engines.sampling import Sampling
 from ace_learn.evaluate.speculation.events import FEATURES, LOSSLESS, Steps, collect, hidden_states
 from ace_learn.evaluate.speculation.predictors import Events, ece, fit, fit_head, quality
 from ace_learn.evaluate.speculation.setting import Pair, SpeculationSetting
@@ -66,7 +67,7 @@ def study_features(config: FeatureStudy) -> dict[str, JSON]:
         pair = Pair(config.setting)
         _, requests = pair.problems(config.problems)
         steps, outputs = collect(pair, requests, temperature=config.temperature, batch_size=config.batch_size)
-        states = None if pair.noised is None else hidden_states(pair.noised, requests, outputs, steps)
+        states = hidden_states(pair.drafter(Sampling()), pair.target, requests, outputs, steps)
         distorted, _ = collect(
             pair,
             requests,
@@ -126,6 +127,8 @@ def compare_features(steps: Steps, states: Float[ndarray, "s K H"] | None) -> di
     if states is not None:
         known, asked = (states[mask][flat.place].astype(np.float32) for mask, flat in ((first, train), (~first, test)))
         predicted["confidence head"] = fit_head(known, train.events, width, asked, test.events.position)
+        known, asked = (np.hstack((s, flat.features[:, :1])) for s, flat in ((known, train), (asked, test)))
+        predicted["confidence head, with logit_max"] = fit_head(known, train.events, width, asked, test.events.position)
     return {
         name: {
             "lossless": name.split(",")[0] in (*LOSSLESS, "confidence head"),
@@ -207,7 +210,10 @@ def run_stream(
 
 
 def _streams(steps: Steps, distorted: Steps, config: FeatureStudy) -> dict[str, JSON]:
-    """The estimator online: on both sets of events, after a switch between them, and with forced rows."""
+    """The estimator online: on both sets of events, after a switch between them, and with forced rows.
+
+    Quality is that of the second half of a stream, in which the estimator has found its coefficients.
+    """
     draw = np.random.default_rng(0)
     plain, other = (s.rows(draw.permutation(len(s.request))) for s in (steps, distorted))
     width = steps.features.shape[1]
@@ -223,7 +229,8 @@ def _streams(steps: Steps, distorted: Steps, config: FeatureStudy) -> dict[str, 
 
     results: dict[str, JSON] = {}
     for name, stream in (("as drafted", plain), ("distorted", other)):
-        unfitted = _quality_of(stream, stream.features[:, :, FEATURES.index("max")].astype(np.float64))
+        half = len(stream.request) // 2
+        unfitted = _quality_of(stream, stream.features[:, :, FEATURES.index("max")].astype(np.float64), skip=half)
         figures: dict[str, JSON] = {"max, unfitted": unfitted}
         kinds = {
             "estimator": estimator(),
@@ -233,7 +240,7 @@ def _streams(steps: Steps, distorted: Steps, config: FeatureStudy) -> dict[str, 
         }
         for kind, fresh in kinds.items():
             ran = run_stream(stream, fresh, config.stream_batch)
-            figures[kind] = _quality_of(stream, ran.predicted, skip=len(stream.request) // 2)
+            figures[kind] = _quality_of(stream, ran.predicted, skip=half)
         results[name] = figures
     results["switch"] = {
         f"{g:g}": _recovery(plain, other, estimator(g), config.stream_batch) for g in config.forgettings

@@ -44,7 +44,7 @@ def fit(feature: Float[ndarray, " n"], events: Events, width: int) -> Fitted:
 def fit_head(
     states: Float[ndarray, "n H"], events: Events, width: int, test: Float[ndarray, "m H"], position: Int[ndarray, " m"]
 ) -> Float[ndarray, " m"]:
-    """A confidence head: one hidden layer on the drafter's state and the position; returns its test predictions."""
+    """A confidence head: one hidden layer on states (or more) and the position; returns its test predictions."""
     head = MLPClassifier(
         (64,), early_stopping=True, max_iter=200, random_state=0, batch_size=min(512, max(1, len(states) // 2))
     )

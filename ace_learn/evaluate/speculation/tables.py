@@ -46,12 +46,13 @@ def workload_table(results: Mapping[str, JSON]) -> str:
 def stream_table(results: Mapping[str, JSON]) -> str:
     """The online estimator: quality, recovery after a switch, and forced rows."""
     streams = JsonFields.of(dict(results), where="results").fields("streams")
-    rows = ["| events | predictor | AUC | log-loss | ECE |", "|---|---|---|---|---|"]
+    rows = ["| events | predictor | AUC | log-loss | ECE | unfitted ECE / this ECE |", "|---|---|---|---|---|---|"]
     for name in ("as drafted", "distorted"):
+        unfitted = streams.fields(name).fields("max, unfitted").number("ece")
         for predictor in streams.fields(name).data:
             row = streams.fields(name).fields(predictor)
             figures = [f"{row.number(key):.4f}" for key in ("auc", "log_loss", "ece")]
-            rows.append(f"| {name} | {predictor} | {' | '.join(figures)} |")
+            rows.append(f"| {name} | {predictor} | {' | '.join(figures)} | {unfitted / row.number('ece'):.1f} |")
     switch = streams.fields("switch")
     rows += ["", "| forgetting factor | ECE before the switch, then in windows of 640 steps |", "|---|---|"]
     for name in switch.data:

@@ -23,6 +23,7 @@ from ace_learn.heads.export import HeadCard, save_head
 from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.models.target import Target
 from ace_learn.signals import LEARNED
+from ace_learn.speculation.drafters import Drafter
 
 SIGNAL = "consistency"
 """The only signal that the policy reads."""
@@ -40,6 +41,7 @@ def write_test_head(
     sources: tuple[Source, ...] = ("target_last", "scalars"),
     aux_layers: tuple[int, ...] = (),
     sampling: Sampling | None = None,
+    drafter: Drafter | None = None,
     ewma: float = 0.5,
     smooth_over: SmoothOver = "boundaries",
     min_thinking_tokens: int = 8,
@@ -58,6 +60,7 @@ def write_test_head(
         sources: What the head reads.
         aux_layers: The tapped layers, where `target_aux` is among the sources.
         sampling: How the requests are decoded; None: greedily.
+        drafter: Gives the states behind `draft`, where that is among the sources.
         ewma: Weight of the newest value in the moving average.
         smooth_over: What the average runs over.
         min_thinking_tokens: Fewest tokens before an exit.
@@ -66,10 +69,12 @@ def write_test_head(
     Raises:
         ValueError: No request passes two boundaries, so that there is nothing to choose.
     """
-    spec = FeatureSpec(sources=sources, hidden_size=target.identity.hidden_size, aux_layers=aux_layers)
-    engine = HFEngine(target, sampling=sampling or Sampling(temperature=0.0), aux_layers=aux_layers)
+    states = None if drafter is None else drafter.states
+    spec = FeatureSpec(sources=sources, hidden_size=target.identity.hidden_size, aux_layers=aux_layers, draft=states)
+    sampling = sampling or Sampling(temperature=0.0)
+    engine = HFEngine(target, sampling=sampling, aux_layers=aux_layers, drafter=drafter)
     rows = engine.rollout(requests, "all").rows
-    columns = {"target_last": rows.last, "target_aux": rows.aux, "scalars": rows.scalars}
+    columns = {"target_last": rows.last, "target_aux": rows.aux, "scalars": rows.scalars, "draft": rows.draft}
     features = torch.cat([columns[source].float() for source in spec.sources], dim=-1)
     head = _random_head(features)
     values = _smoothed(head(features), rows, len(requests), ewma, smooth_over, min_thinking_tokens)

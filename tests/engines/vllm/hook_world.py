@@ -12,17 +12,18 @@ from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.engines.vllm.hook import ExitHook
 from ace_learn.engines.vllm.rows import StepRows
 from ace_learn.exit.policy import ExitPolicy
-from ace_learn.exit.state import entropy_of
+from ace_learn.exit.state import SPAN_SIZE, entropy_of
 from ace_learn.exit.tracker import ExitTracker, Hidden, Rows
 from ace_learn.features.spec import FeatureSpec
 from ace_learn.heads.head import HeadConfig, SignalHead
+from ace_learn.signals import SIGNALS
 from ace_learn.thinking import BoundaryTables, ThinkMarkers, opens_think
 
 TEXTS = ["a", "\n", "\n\n", ".\n\n", "<t>", "</", "t>", "b", "c", "d"]
 START, END = (4,), (5, 6)
 MARKERS = ThinkMarkers(START, END)
 TABLES = BoundaryTables.from_texts(TEXTS)
-VOCAB, HIDDEN = len(TEXTS), 6
+VOCAB, HIDDEN, DELAY = len(TEXTS), 6, 5
 BODY = (0, 0, 7, 8, 9, 7, 1, 2, 3, 5)
 SPEC = FeatureSpec(sources=("target_last", "target_aux", "scalars"), hidden_size=HIDDEN, aux_layers=(1,))
 OUTPUT_LAYER = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(0))
@@ -45,6 +46,17 @@ def hidden_of(prefix, salt=0):
     return torch.tensor([math.sin(mixed * (k + 1) * 0.7) for k in range(HIDDEN)])
 
 
+def drafted_of(ids, position):
+    """The drafter's state at a position: it has seen the token behind it."""
+    return hidden_of(ids[: position + 2], salt=9)
+
+
+def drafted_before(prefix):
+    """What the last token of a prefix reads of it."""
+    position = len(prefix) - 1 - DELAY
+    return drafted_of(prefix, position) if position >= 0 else torch.zeros(HIDDEN)
+
+
 def logits_of(prefix):
     return OUTPUT_LAYER @ hidden_of(prefix)
 
@@ -53,12 +65,12 @@ def token_logits(tokens, hidden):
     return (OUTPUT_LAYER[tokens] * hidden).sum(-1)
 
 
-def make_head(seed=0):
+def make_head(seed=0, spec=SPEC):
     torch.manual_seed(seed)
-    head = SignalHead(HeadConfig(width=8, members=2), SPEC.size)
+    head = SignalHead(HeadConfig(width=8, members=2), spec.size)
     with torch.no_grad():
         head.layers[-1].weight *= 4
-    return HeadSignaller(head, SPEC, torch.device("cpu"))
+    return HeadSignaller(head, spec, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,11 @@ def reference(live, policy=None, signaller=None):
             positions=torch.tensor([[position]]),
             logprobs=logits_of(prefix[:-1]).log_softmax(-1)[prefix[-1]].reshape(1, 1),
             entropy=entropy_of(logits_of(prefix).log_softmax(-1)).reshape(1, 1),
-            hidden=Hidden(hidden_of(prefix).reshape(1, 1, -1), hidden_of(prefix, salt=5).reshape(1, 1, -1)),
+            hidden=Hidden(
+                hidden_of(prefix).reshape(1, 1, -1),
+                hidden_of(prefix, salt=5).reshape(1, 1, -1),
+                drafted_before(prefix).reshape(1, 1, -1),
+            ),
         )
         verdict = tracker.observe(slot, rows)
         counts = int(verdict.thought[0, 0]), int(verdict.paragraphs[0, 0])
@@ -248,7 +264,7 @@ class Schedule:
         if followed is None:
             return None
         (state,), held = self.hook._table.states.load(torch.tensor([followed.slot]), torch.tensor([position]))
-        return state[0, 12 : 12 + 6] if bool(held) else None
+        return state[0, SPAN_SIZE : SPAN_SIZE + len(SIGNALS)] if bool(held) else None
 
     def _report(self):
         sizes = self.in_flight.pop(0)

@@ -12,8 +12,10 @@ from ace_learn.engines.vllm.settings import Settings
 from ace_learn.features import FeatureSpec
 from ace_learn.heads.export import HeadCard, save_head
 from ace_learn.heads.head import HeadConfig, SignalHead
+from ace_learn.models.draft_files import weights_sha256
 from ace_learn.models.target import EMBEDDED, TargetConfig, load_target
-from ace_learn.reasoner import weights_path
+from ace_learn.reasoner import drafter_path, weights_path
+from ace_learn.speculation.drafters import DraftStates
 
 V1, V2 = "vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker"
 CACTUS = {"rule": "cactus_exact", "delta": 0.1}
@@ -26,8 +28,8 @@ def identity():
 
 @pytest.fixture
 def write_head(tmp_path, identity):
-    def write(sources=("target_last", "scalars"), aux_layers=(1, 2, 3), of=identity, **policy):
-        spec = FeatureSpec(sources=sources, hidden_size=of.hidden_size, aux_layers=aux_layers)
+    def write(sources=("target_last", "scalars"), aux_layers=(1, 2, 3), of=identity, draft=None, **policy):
+        spec = FeatureSpec(sources=sources, hidden_size=of.hidden_size, aux_layers=aux_layers, draft=draft)
         head = SignalHead(HeadConfig(arch="linear"), spec.size)
         card = HeadCard(
             config=head.config, spec=spec, identity=of, data_sha256="0" * 64, rows="boundaries", metrics=None
@@ -61,7 +63,7 @@ def model_config(**changes):
     return SimpleNamespace(**(fields | changes))
 
 
-def config(settings, *, v2=False, speculation=None, asynchronous=False, model=None, **changes):
+def config(settings, *, v2=False, speculation=None, asynchronous=False, model=None, caching=True, **changes):
     parallel = {
         "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1,
@@ -80,6 +82,8 @@ def config(settings, *, v2=False, speculation=None, asynchronous=False, model=No
                 "scheduler_config": SimpleNamespace(**scheduler),
                 "speculative_config": speculation,
                 "lora_config": None,
+                "kv_transfer_config": None,
+                "cache_config": SimpleNamespace(enable_prefix_caching=caching, block_size=16),
                 "watermark_config": None,
                 "use_v2_model_runner": v2,
             }
@@ -88,11 +92,17 @@ def config(settings, *, v2=False, speculation=None, asynchronous=False, model=No
     )
 
 
-def drafter(method="eagle3", *, target_layers=4, rejection="standard", adaptive=False, **draft):
+def drafter(
+    method="eagle3", *, folder=None, target_layers=4, rejection="standard", adaptive=False, parallel=False, **draft
+):
     return SimpleNamespace(
         method=method,
         num_speculative_tokens=4,
-        draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(**draft)),
+        parallel_drafting=parallel,
+        use_eagle_block_drop=lambda: True,
+        draft_model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(**draft), model=str(folder or drafter_path()), revision=None
+        ),
         target_model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=target_layers)),
         rejection_sample_method=rejection,
         enable_adaptive_verification=adaptive,
@@ -183,6 +193,42 @@ def test_weights_that_are_not_here_yet_are_compared_later(write_head, identity, 
 def test_a_head_that_reads_candidates_is_refused(write_head):
     with pytest.raises(ValueError, match="candidates"):
         configure(config({"head": write_head(sources=("target_last", "candidates"))}))
+
+
+def states(**changes):
+    return DraftStates(**({"size": 128, "delay": 5, "drafter": weights_sha256(drafter_path())} | changes))
+
+
+@pytest.mark.parametrize(
+    ("of_head", "changes", "why"),
+    [
+        ({}, {"speculation": None}, "there is no speculation"),
+        ({}, {"speculation": drafter("ngram")}, "drafts come from 'ngram'"),
+        ({}, {"speculation": drafter(parallel=True)}, "drafts come from 'eagle3' in parallel"),
+        ({"drafter": "aa"}, {}, "trained with another drafter.* here, aa there"),
+        ({"delay": 4}, {}, "at most 3 tokens can be drafted, not 4"),
+        ({"delay": 18}, {}, "only the last 17 tokens are run again"),
+        ({}, {"kv_transfer_config": object()}, "KV connector"),
+    ],
+)
+def test_the_drafters_states_need_the_drafter_of_the_head(write_head, of_head, changes, why):
+    settings = {"head": write_head(sources=("draft",), draft=states(**of_head))}
+    with pytest.raises(ValueError, match=why):
+        configure(config(settings, **({"speculation": drafter()} | changes)))
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_a_head_on_the_drafters_states_is_served_beside_its_drafter(write_head, v2):
+    settings = {"head": write_head(sources=("draft", "scalars"), draft=states())}
+    configure(config(settings, speculation=drafter(), v2=v2))
+    configure(config(settings, speculation=drafter(folder="somebody/a-drafter")))  # compared later
+    shown = {"head": write_head(sources=("draft",), draft=states(delay=18))}
+    configure(config(shown, speculation=drafter(), caching=False))
+
+
+def test_a_policy_that_reads_acceptance_is_refused(write_head):
+    with pytest.raises(ValueError, match="calibrate a policy without acceptance"):
+        configure(config({"head": write_head(thresholds={"acceptance": 0.5})}))
 
 
 def test_target_aux_needs_a_drafter_that_taps_the_same_layers(write_head):

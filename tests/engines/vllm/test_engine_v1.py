@@ -67,11 +67,15 @@ def ids_of(outputs):
 ON = {"ace_enabled": True}
 
 
-@pytest.mark.parametrize("drafting", ["none", "draft_model"])
-def test_exits_are_those_of_the_hf_engine_and_only_for_who_asks(models, tmp_path, drafting):
+WAYS = [("none", False), ("none", True), ("draft_model", False), ("draft_model", True)]
+"""How tokens are drafted, and whether the rule is compiled (without drafts, rows then wait)."""
+
+
+@pytest.mark.parametrize(("drafting", "compiled"), WAYS)
+def test_exits_are_those_of_the_hf_engine_and_only_for_who_asks(models, tmp_path, drafting, compiled):
     expected = reference(models.target, tmp_path)
     assert sum(output.exit is not None for output in expected) >= REQUESTS // 3
-    settings = {"head": str(tmp_path)}
+    settings = {"head": str(tmp_path), "compile": compiled}
     with running_engine(models.target, settings=settings, speculation=speculation_of(drafting, models)) as llm:
         off = ids_of(generate(llm))
         on = generate(llm, extra_args=ON, logprobs=0)
@@ -94,15 +98,15 @@ def test_exits_are_those_of_the_hf_engine_and_only_for_who_asks(models, tmp_path
     assert all(-200 < value < -1 for value in forced)
 
 
-@pytest.mark.parametrize("drafting", ["none", "draft_model"])
+@pytest.mark.parametrize(("drafting", "compiled"), WAYS)
 def test_a_stop_token_ends_the_thinking_where_exits_are_on_and_the_request_elsewhere(
-    models, ending, tmp_path, drafting
+    models, ending, tmp_path, drafting, compiled
 ):
     expected = reference(ending, tmp_path, share=0.25)
     by_stop = [output for output in expected if output.exit is None and output.think_end is not None]
     assert len(by_stop) >= 2
     assert all(EOS not in output.token_ids[: output.think_end] for output in by_stop)
-    settings = {"head": str(tmp_path)}
+    settings = {"head": str(tmp_path), "compile": compiled}
     with running_engine(ending, settings=settings, speculation=speculation_of(drafting, models)) as llm:
         assert ids_of(generate(llm, extra_args=ON)) == [list(output.token_ids) for output in expected]
         stock = ids_of(generate(llm))

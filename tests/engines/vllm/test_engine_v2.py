@@ -82,16 +82,29 @@ def test_cactus_accepts_more_and_says_what_it_spent(models, tmp_path):
     assert all(audit["kl"] == 0 for audit in [*standard.audits, *greedy.audits])  # inert at temperature 0
 
 
-def test_forced_rows_are_no_labels_of_vllms_estimator():
-    script = Path(__file__).with_name("estimator_labels.py")
-    done = subprocess.run(
-        [sys.executable, script], env=os.environ | {"PYTHONWARNINGS": "ignore"}, capture_output=True, text=True
-    )
+def run_script(name, *arguments):
+    script = Path(__file__).with_name(name)
+    env = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, script, *map(str, arguments)], env=env, capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_forced_rows_are_no_labels_of_vllms_estimator():
+    found = run_script("estimator_labels.py")
     for ours, clean in zip(found["ours"], found["clean"], strict=True):
         assert_close(ours, clean)
     assert found["stock"][2] != found["clean"][2]
+
+
+def test_rows_forced_by_vllms_thinking_budget_are_no_labels_either(models, tmp_path):
+    write_head(models, tmp_path)
+    found = run_script("budget_labels.py", models.target, models.draft, tmp_path)
+    assert {"budget", "policy"} <= set(found["reasons"])
+    (accepted, rejected), given = found["sampled"], found["given"]
+    assert rejected >= 3
+    assert given[1] == 0
+    assert 0.8 * accepted < given[0] <= accepted
 
 
 def assert_close(found, expected):

@@ -336,7 +336,7 @@ def test_what_a_runner_cannot_give_is_refused():
     with pytest.raises(ValueError, match="name a head folder"):
         ExitHook(
             markers=make_hook()._markers,
-            tables=make_hook()._judge.machine.tables,
+            tables=make_hook()._step._judge.machine.tables,
             policy=POLICY,
             signaller=None,
             spec=None,

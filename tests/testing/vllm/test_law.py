@@ -13,6 +13,7 @@ def test_drafts_do_not_change_the_law(capsys):
     assert "p = " in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_nor_do_they_on_the_second_runner(capsys):
     compare_laws(LawBenchmark(runner="v2"))
     assert "V2: " in capsys.readouterr().out

@@ -8,6 +8,7 @@ from tests.engines.vllm.planted import plant_late_rows
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("part", ["v1", "v2", "reasoner"])
 def test_greedy_outputs_are_the_same_in_all_engines(part, capsys):
     compare_engines(ParityBenchmark(parts=(part,)))
