@@ -375,6 +375,8 @@ class ExitHook:
             followed = self._requests[request_id]
             if followed is not None:
                 followed.active = False
+            if self._waiting is not None:
+                self._waiting.drop(request_id)
             self._news.append((request_id, what))
         self._log(", ".join(request_ids), what, error)
 
