@@ -7,7 +7,7 @@ from peft.tuners.lora import LoraModel
 from torch import nn
 
 from ace_learn.drafts.config import LoraOptions
-from ace_learn.drafts.draft import SIGNAL_ROWS
+from ace_learn.models.draft_module import SIGNAL_LAYER
 
 _LAYERS = ["fc", "input_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that get an adapter, as far as a draft has them; the signal rows are trained in full."""
@@ -32,7 +32,7 @@ class Adapters:
         )
         self._tuner = LoraModel(draft, {"default": config}, "default")
         for name, weight in draft.named_parameters():
-            if name.startswith(SIGNAL_ROWS):
+            if name.startswith(SIGNAL_LAYER):
                 weight.requires_grad_(True)
 
     def merge(self) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from ace_learn.artifacts import JSON, config_json
 from ace_learn.features import MinimalChoice
 from ace_learn.heads.config import TrainerConfig
 from ace_learn.heads.losses import LossWeights
 from ace_learn.heads.weighting import WeightingConfig
+from ace_learn.models.draft_module import DraftKind
+from ace_learn.models.mtp import MtpStyle
 from ace_learn.models.target import TargetConfig
-
-DraftKind: TypeAlias = Literal["eagle3", "mtp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +33,28 @@ class DraftShape:
     """eagle3: how many tokens the draft can propose, the most frequent ones of the train split; None: all."""
     aux_layers: tuple[int, ...] | None = None
     """eagle3: the target's layers whose inputs are fused; None: those that EAGLE-3 taps."""
+    style: MtpStyle | None = None
+    """mtp: whose block it is, `mimo` (a decoder layer of Qwen2) or `qwen3_next` (gated attention, experts); None:
+    mimo."""
+    experts: int | None = None
+    """qwen3_next: routed experts, beside the shared one; 0: a dense feed-forward layer. None: as the target's first
+    layer, dense where the target is no Qwen3-Next."""
+    active_experts: int | None = None
+    """qwen3_next: routed experts that a token is given to."""
+    expert_size: int | None = None
+    """qwen3_next: width of an expert, the shared one included."""
+
+    def __post_init__(self) -> None:
+        """Refuses what would be ignored.
+
+        Raises:
+            ValueError: A size is one of experts that there are not.
+        """
+        of_experts = [name for name in ("experts", "active_experts", "expert_size") if getattr(self, name) is not None]
+        if of_experts and self.style != "qwen3_next":
+            raise ValueError(f"shape.{', shape.'.join(of_experts)} would be ignored; set shape.style: qwen3_next")
+        if self.experts == 0 and len(of_experts) > 1:
+            raise ValueError("shape.experts 0 is a dense layer: leave out shape.active_experts and shape.expert_size")
 
     def given(self) -> list[str]:
         """Names of the sizes that are set."""
@@ -145,7 +166,7 @@ class DraftTrainConfig:
     """Trains a draft module, and signals with it, on the traces of a data set."""
 
     kind: DraftKind
-    """`eagle3` (hidden states of three target layers) or `mtp` (the last one; MiMo style)."""
+    """`eagle3` (hidden states of three target layers) or `mtp` (the last one; `shape.style` names the block)."""
     dataset: Path
     """The data set folder that build wrote."""
     output: Path
@@ -201,6 +222,8 @@ class DraftTrainConfig:
             raise ValueError(f"start_from fixes the shape; leave out shape.{', shape.'.join(given)}")
         if self.kind == "mtp" and {"vocab_size", "aux_layers"} & set(given):
             raise ValueError("an mtp draft reads no shape.vocab_size or shape.aux_layers; leave them out")
+        if self.kind == "eagle3" and "style" in given:
+            raise ValueError("an eagle3 draft reads no shape.style; leave it out, or set kind: mtp")
         if self.start_from is None and (self.freeze_draft or self.lora is not None):
             raise ValueError("freeze_draft and lora need a trained draft; name its folder in start_from")
         if not self.freeze_draft:

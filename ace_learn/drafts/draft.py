@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import nn
 
-from ace_learn.drafts.config import DraftKind, DraftShape
+from ace_learn.artifacts import JsonFields
+from ace_learn.drafts.config import DraftShape
 from ace_learn.drafts.vocabulary import DraftVocabulary
-from ace_learn.models.draft_files import draft_folder, load_draft, new_eagle3, new_mtp
-from ace_learn.models.draft_layers import BlockConfig
+from ace_learn.models.draft_files import draft_folder, load_draft
+from ace_learn.models.draft_layers import ROTATED_SHARE, BlockConfig
+from ace_learn.models.draft_module import Draft, DraftKind
 from ace_learn.models.eagle3 import Eagle3Config, Eagle3Draft
-from ace_learn.models.mtp import MtpConfig, MtpDraft
+from ace_learn.models.eagle3_files import new_eagle3
+from ace_learn.models.mtp import MimoConfig, MtpDraft, MtpTap
+from ace_learn.models.mtp_files import new_mtp
+from ace_learn.models.qwen3_next import ExpertsConfig, Qwen3NextMtpConfig, partly_rotated
 from ace_learn.models.target import Target
-
-Draft: TypeAlias = Eagle3Draft | MtpDraft
-"""A draft module that unrolls itself over whole traces."""
-
-SIGNAL_ROWS = "ace_head"
-"""Name of the layer that holds the signal rows."""
-
-
-def draft_vocabulary(draft: Draft) -> Int64[Tensor, " Vd"]:
-    """The tokens that a draft can propose, ascending."""
-    if isinstance(draft, Eagle3Draft):
-        return draft.vocabulary
-    return torch.arange(draft.config.vocab_size, device=draft.input_proj.weight.device)
-
-
-def draft_logits(draft: Draft, read: Float[Tensor, "n H"]) -> Float[Tensor, "n Vd"]:
-    """Logits over the tokens that the draft can propose."""
-    rows = read.unsqueeze(0)
-    return (draft.logits(rows) if isinstance(draft, Eagle3Draft) else draft.full_logits(rows))[0]
 
 
 def fresh_eagle3(
@@ -92,10 +75,24 @@ def fresh_mtp(shape: DraftShape, target: Target, *, signals: Sequence[str]) -> M
     block = _block(shape, target)
     if block.hidden_size != target.identity.hidden_size:
         raise ValueError("an mtp draft has the hidden size of its target; leave out shape.hidden_size")
-    config = MtpConfig(block=block, vocab_size=target.vocab_size, signals=tuple(signals))
-    draft = new_mtp(target, config)
+    draft = new_mtp(target, _mtp_config(shape, target, block, tuple(signals)))
     _initialise(draft)
     return draft
+
+
+def _mtp_config(
+    shape: DraftShape, target: Target, block: BlockConfig, signals: tuple[str, ...]
+) -> MimoConfig | Qwen3NextMtpConfig:
+    theirs = target.model.config.get_text_config()
+    if shape.style == "qwen3_next":
+        return Qwen3NextMtpConfig(
+            block=partly_rotated(block, theirs.rope_parameters),
+            vocab_size=target.vocab_size,
+            experts=_experts(shape, target),
+            signals=signals,
+        )
+    tap: MtpTap = "stream" if theirs.model_type == "mimo" else "output"  # what vLLM hands on
+    return MimoConfig(block=block, vocab_size=target.vocab_size, tap=tap, signals=signals)
 
 
 def loaded_draft(folder: Path, target: Target, kind: DraftKind, *, signals: Sequence[str]) -> Draft:
@@ -111,23 +108,16 @@ def loaded_draft(folder: Path, target: Target, kind: DraftKind, *, signals: Sequ
         ValueError: The folder holds no draft of that kind for that target, or one with other signals.
     """
     draft = load_draft(draft_folder(folder), target).float().train()
-    found = "eagle3" if isinstance(draft, Eagle3Draft) else "mtp"
-    if found != kind:
-        raise ValueError(f"start_from {folder} holds a draft of kind {found}, and kind is {kind}; choose one of them")
+    if draft.kind != kind:
+        raise ValueError(
+            f"start_from {folder} holds a draft of kind {draft.kind}, and kind is {kind}; choose one of them"
+        )
     there, wanted = draft.config.signals, tuple(signals)
     if there and wanted and there != wanted:
         raise ValueError(f"start_from {folder} has signal rows for {', '.join(there)}, not for {', '.join(wanted)}")
-    if there == wanted:
-        return draft
-    if wanted:
-        draft.ace_head = nn.Linear(draft.config.block.hidden_size, len(wanted), bias=False).to(target.device)
-    else:
-        del draft.ace_head
-    if isinstance(draft, Eagle3Draft):
-        draft.config = replace(draft.config, signals=wanted)
-    else:
-        draft.config = replace(draft.config, signals=wanted)
-    return draft
+    if there != wanted:
+        draft.make_signal_rows(wanted)
+    return draft.to(target.device)
 
 
 def _initialise(draft: nn.Module) -> None:
@@ -154,5 +144,34 @@ def _block(shape: DraftShape, target: Target) -> BlockConfig:
         head_dim=int(head_dim),
         max_position_embeddings=target.context_length,
         rms_norm_eps=float(theirs.rms_norm_eps),
-        rope_parameters=dict(theirs.rope_parameters),
+        rope_parameters={name: value for name, value in theirs.rope_parameters.items() if name != ROTATED_SHARE},
+    )
+
+
+def _experts(shape: DraftShape, target: Target) -> ExpertsConfig | None:
+    """The experts of a block of Qwen3-Next: those of the target's first layer where the shape has none."""
+    config, theirs = target.model.config.get_text_config(), None
+    if config.model_type == "qwen3_next":
+        theirs = ExpertsConfig.from_json(JsonFields(data=config.to_dict(), where=f"config of {target.identity.name}"))
+    active, size = shape.active_experts, shape.expert_size
+    if shape.experts == 0 or (theirs is None and not (shape.experts or active or size)):
+        return None
+    if theirs is not None:
+        return ExpertsConfig(
+            num_experts=shape.experts or theirs.num_experts,
+            num_experts_per_tok=active or theirs.num_experts_per_tok,
+            moe_intermediate_size=size or theirs.moe_intermediate_size,
+            shared_expert_intermediate_size=size or theirs.shared_expert_intermediate_size,
+            norm_topk_prob=theirs.norm_topk_prob,
+        )
+    if not (shape.experts and active and size):
+        raise ValueError(
+            f"the first layer of {target.identity.name} has no experts whose sizes could be taken; set shape.experts, "
+            "shape.active_experts and shape.expert_size"
+        )
+    return ExpertsConfig(
+        num_experts=shape.experts,
+        num_experts_per_tok=active,
+        moe_intermediate_size=size,
+        shared_expert_intermediate_size=size,
     )

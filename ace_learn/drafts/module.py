@@ -13,7 +13,6 @@ from torch import Tensor
 from ace_learn.artifacts import JSON
 from ace_learn.drafts.config import DraftOptimizer, JointSignals, Unrolling
 from ace_learn.drafts.data import Batch
-from ace_learn.drafts.draft import SIGNAL_ROWS, Draft, draft_logits, draft_vocabulary
 from ace_learn.drafts.losses import TokenSums, row_losses, step_weights
 from ace_learn.drafts.rows import shifted, signal_targets, trained_rows
 from ace_learn.drafts.teacher import target_states
@@ -22,6 +21,7 @@ from ace_learn.heads.history import EpochLosses, epoch_from_json, epoch_to_json
 from ace_learn.heads.losses import LossSums, loss_sums
 from ace_learn.heads.runs import VALIDATION_LOSS
 from ace_learn.heads.weighting import FixedWeighting, GradientWeighting
+from ace_learn.models.draft_module import SIGNAL_LAYER, Draft
 from ace_learn.models.target import Target
 from ace_learn.reasoner.optimizer import MuonAdamW
 from ace_learn.reasoner.training import rate_factor
@@ -98,7 +98,7 @@ class DraftModule(LightningModule):
         self.tasks = (TOKEN,) if signals is None else (TOKEN, *LEARNED)
         if freeze_draft:
             for name, weight in draft.named_parameters():
-                weight.requires_grad_(name.startswith(SIGNAL_ROWS))
+                weight.requires_grad_(name.startswith(SIGNAL_LAYER))
         self.register_buffer("_step_weights", step_weights(unrolling.steps, unrolling.decay), persistent=False)
         self._balanced = consistency_weights is not None
         self.register_buffer("_consistency_weights", consistency_weights, persistent=False)
@@ -124,7 +124,7 @@ class DraftModule(LightningModule):
             decay = options.weight_decay or 0.0
             optimizer = torch.optim.AdamW(trained.values(), lr=options.lr, weight_decay=decay)
         else:
-            outputs = ("embed_tokens", "lm_head", SIGNAL_ROWS)
+            outputs = ("embed_tokens", "lm_head", SIGNAL_LAYER)
             matrices = [name for name, weight in trained.items() if weight.ndim == 2 and not name.startswith(outputs)]
             optimizer = MuonAdamW(
                 [trained[name] for name in matrices],
@@ -230,7 +230,7 @@ class DraftModule(LightningModule):
         self.history = [epoch_from_json(entry, where="checkpoint: history") for entry in history]
 
     def _token_sums(self, shared: Float[Tensor, "J B T H"], logits: Float[Tensor, "B T V"], batch: Batch) -> TokenSums:
-        vocabulary = draft_vocabulary(self.draft)
+        vocabulary = self.draft.vocabulary
         log_probs = restrict(logits, vocabulary)
         top_known = torch.isin(logits.argmax(-1), vocabulary)
         steps: list[list[Tensor]] = []
@@ -238,7 +238,7 @@ class DraftModule(LightningModule):
         for step, read in enumerate(shared):
             rows = trained_rows(batch.lengths, batch.prompt_lengths, width=batch.tokens.shape[1], step=step)
             row = row_losses(
-                draft_logits(self.draft, read[rows]),
+                self.draft.logits(read[rows][None])[0],
                 shifted(log_probs, step + 1)[rows],
                 shifted(top_known, step + 1)[rows],
             )

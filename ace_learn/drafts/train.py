@@ -25,7 +25,7 @@ from ace_learn.artifacts import (
 from ace_learn.drafts.adapters import Adapters
 from ace_learn.drafts.config import DraftTrainConfig
 from ace_learn.drafts.data import Trace, TraceData, read_traces
-from ace_learn.drafts.draft import Draft, draft_vocabulary, fresh_eagle3, fresh_mtp, loaded_draft
+from ace_learn.drafts.draft import fresh_eagle3, fresh_mtp, loaded_draft
 from ace_learn.drafts.losses import TokenSums
 from ace_learn.drafts.module import DraftModule
 from ace_learn.drafts.report import DraftMetrics, DraftReport
@@ -45,6 +45,7 @@ from ace_learn.heads.runs import (
     read_checkpoint,
 )
 from ace_learn.models.draft_files import CONFIG_NAME, SIGNAL_FOLDER, save_draft
+from ace_learn.models.draft_module import Draft
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.models.target import Target, load_target
 from ace_learn.signals import LEARNED
@@ -116,7 +117,7 @@ def _train(
     data = TraceData(train.traces, validation.traces, batch_size=config.batch_size, seed=config.seed)
     fitted = fit_draft(config, data, target)
     counts = token_counts(train.traces, target.vocab_size)
-    known = counts[draft_vocabulary(fitted.draft).cpu()].sum()
+    known = counts[fitted.draft.vocabulary.cpu()].sum()
     report = DraftReport(
         draft=fitted.metrics,
         history=fitted.history,

@@ -115,7 +115,7 @@ class DecodeBatch:
         assert not (self._taps and any(num_cached)), "a drafter must see the hidden states of the whole prompt"
         feeds = [live.ids[start:] for live, start in zip(self.lives, num_cached, strict=True)]
         lengths = [len(live.ids) for live in self.lives]
-        observer = None if self._drafting is None or not self._taps else self._drafting.observe
+        observer = None if self._drafting is None or not self._taps else self._drafting
         logits = catch_up(self.decoding.target, self.cache, feeds, lengths, taps=self._taps, observer=observer)[:, None]
         self.forward_tokens += sum(map(len, feeds))
         base = torch.tensor(lengths, device=self.device) - 1

@@ -12,8 +12,8 @@ from ace_learn.engines.draft_model import draw_draft
 from ace_learn.engines.sampling import Sampling
 from ace_learn.models.cache import grown_capacity
 from ace_learn.models.catch_up import Piece, pieces
-from ace_learn.models.draft_files import DraftModule
 from ace_learn.models.draft_layers import DraftOutput
+from ace_learn.models.draft_module import Draft
 from ace_learn.models.target import Target
 from ace_learn.speculation.drafters import Drafts, DraftStates
 
@@ -27,7 +27,7 @@ class HiddenDrafter:
 
     def __init__(
         self,
-        module: DraftModule,
+        module: Draft,
         target: Target,
         *,
         sampling: Sampling,

@@ -17,7 +17,6 @@ from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.heads.export import load_head, load_own_policy
 from ace_learn.models.draft_files import draft_folder, load_draft, weights_sha256
-from ace_learn.models.mtp import MtpDraft
 from ace_learn.models.target import Target, TargetConfig, load_draft_model, load_target
 from ace_learn.speculation.adaptive import AdaptiveConfig, AdaptiveVerifier
 from ace_learn.speculation.drafters import Drafter, DrafterConfig, DraftStates, NgramDrafter
@@ -202,9 +201,10 @@ def load_drafter(config: DrafterConfig, target: Target, sampling: Sampling, *, s
         return ModelDrafter(model, sampling=sampling, vocab_size=target.vocab_size)
     folder = draft_folder(config.model)
     module = load_draft(folder, target)
-    found = "mtp" if isinstance(module, MtpDraft) else "eagle3"
-    if found != config.kind:
-        raise ValueError(f"{config.model} holds a draft of kind {found}, not {config.kind}; set drafter.kind {found}")
+    if module.kind != config.kind:
+        raise ValueError(
+            f"{config.model} holds a draft of kind {module.kind}, not {config.kind}; set drafter.kind {module.kind}"
+        )
     states = None
     if states_delay:
         size = module.config.block.hidden_size

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ace_learn.models.cache import SlotCache
+from ace_learn.models.observer import Observer
 from ace_learn.models.target import Target
 
 MAX_TOKENS = 16_384
 """Tokens of one forward, padding included; bounds the memory of a prefill (activations and attention masks)."""
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """Sees the tapped hidden states of what is fed."""
-
-    def __call__(
-        self,
-        positions: Int[Tensor, "B Q"],
-        hidden: Float[Tensor, "B Q A"],
-        *,
-        longest: int,
-        first_slot: int = 0,
-    ) -> None:
-        """Takes the states of some rows.
-
-        Args:
-            positions: Sequence positions; what stands behind a row's sequence is padding, or a draft that may fail,
-                and is given again before it counts.
-            hidden: The tapped layers, concatenated.
-            longest: One more than the largest position.
-            first_slot: Slot of the first row.
-        """
-        ...
 
 
 class Piece(NamedTuple):
@@ -123,7 +100,7 @@ def catch_up(
             last_only=True,
         )
         if observer is not None:
-            observer(piece.positions, outputs.aux, longest=piece.longest, first_slot=piece.first_slot)
+            observer.observe(piece.positions, outputs.aux, longest=piece.longest, first_slot=piece.first_slot)
         if piece.ends:
             logits.append(outputs.logits[:, -1])
     return torch.cat(logits)

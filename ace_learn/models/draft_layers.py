@@ -19,6 +19,9 @@ from ace_learn.models.cache import SlotCache
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values of a step, [B heads Q D], to what they mix, [B Q heads D]."""
 
+ROTATED_SHARE = "partial_rotary_factor"
+"""Name of the share of a head that is rotated, in the rotary parameters of a config."""
+
 RMSNorm = LlamaRMSNorm
 """x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang and Sennrich 2019)."""
 
@@ -107,9 +110,22 @@ def _rope(fields: JsonFields) -> dict[str, JSON]:
     if "rope_parameters" in fields.data:
         return fields.fields("rope_parameters").data
     scaling = dict(fields.fields("rope_scaling").data) if "rope_scaling" in fields.data else {}
+    if ROTATED_SHARE in fields.data:
+        scaling[ROTATED_SHARE] = fields.number(ROTATED_SHARE)
     kind = scaling.pop("type", "default")
     theta = fields.number("rope_theta") if "rope_theta" in fields.data else 10000.0
     return {"rope_type": kind, "rope_theta": theta} | scaling
+
+
+def check_rope(config: BlockConfig) -> None:
+    """Refuses rotary embeddings that drafts do not have.
+
+    Raises:
+        ValueError: The kind of scaling is unknown, or depends on the length of the text.
+    """
+    kind = config.rope_parameters.get("rope_type")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ValueError(f"rotary embeddings of kind {kind!r}; draft modules have default, linear, llama3 and yarn")
 
 
 class DraftAttention(nn.Module):
@@ -182,12 +198,14 @@ class Rotary(nn.Module):
         """Computes the frequencies.
 
         Raises:
-            ValueError: The kind of scaling is unknown, or depends on the length of the text.
+            ValueError: The kind of scaling is unknown, or depends on the length of the text, or a part of each head is
+                not rotated.
         """
         super().__init__()
-        kind = config.rope_parameters.get("rope_type")
-        if kind not in ("default", "linear", "llama3", "yarn"):
-            raise ValueError(f"rotary embeddings of kind {kind!r}; draft modules have default, linear, llama3 and yarn")
+        check_rope(config)
+        share = config.rope_parameters.get(ROTATED_SHARE, 1.0)
+        if share != 1.0:
+            raise ValueError(f"{ROTATED_SHARE} {share!r}: such blocks rotate whole heads; those of Qwen3-Next a part")
         data = {name: value for name, value in config.to_json().items() if name != "rms_norm_eps"}
         self.embedding = LlamaRotaryEmbedding(LlamaConfig.from_dict(data))
 
@@ -240,26 +258,3 @@ class UnrolledAttention:
         for j, (_, values) in enumerate(later):
             mixed = mixed + weights[..., length + j, None] * values
         return mixed.transpose(1, 2)
-
-
-def unroll(
-    draft: nn.Module, tokens: Int[Tensor, "B T"], hidden: Float[Tensor, "B T H"], steps: int
-) -> list[DraftOutput]:
-    """Drafts `steps` tokens from every position at once, feeding back the draft's own states (training-time test).
-
-    Args:
-        draft: A draft module.
-        tokens: Whole sequences, padded on the right.
-        hidden: What the draft reads of the target, for every position.
-        steps: Number of outputs.
-
-    Returns:
-        Of output j, column p is for token p + 2 + j; columns from T - 2 - j on know no such token.
-    """
-    attend, outputs = UnrolledAttention(), list[DraftOutput]()
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    for j in range(steps):
-        tokens = nn.functional.pad(tokens[:, 1:], (0, 1))
-        outputs.append(draft(tokens, hidden, positions + j, attend))
-        hidden = outputs[-1].fed_back
-    return outputs

@@ -1,8 +1,6 @@
 """EAGLE-3 (Li et al. 2025): one decoder layer that drafts from three hidden states of the target.
 
-Numerically the module of vLLM's `llama_eagle3`, with the names of the published checkpoints. The row at position p
-reads the target's hidden states of p and the embedding of token p + 1, and its output is for token p + 2; what it hands
-on stands in for the target's hidden state of p + 1 when it drafts further.
+Numerically the module of vLLM's `llama_eagle3`.
 """
 
 from __future__ import annotations
@@ -13,31 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ace_learn.models.cache import SlotCache
-from ace_learn.models.draft_layers import (
-    Attend,
-    BlockConfig,
-    CacheAttention,
-    DraftAttention,
-    DraftMLP,
-    DraftOutput,
-    RMSNorm,
-    Rotary,
-    unroll,
-)
-
-SIGNAL_ROWS = "ace_head.weight"
-"""Name of the extra rows of the output projection that give signals."""
+from ace_learn.models.draft_layers import Attend, DraftAttention, DraftMLP, DraftOutput, RMSNorm, Rotary
+from ace_learn.models.draft_module import Draft, DraftConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config:
+class Eagle3Config(DraftConfig):
     """What an EAGLE-3 draft is made of."""
 
-    block: BlockConfig
-    """Its decoder layer."""
-    vocab_size: int
-    """V of the target."""
     draft_vocab_size: int
     """Tokens that the draft can propose."""
     target_hidden_size: int
@@ -58,8 +39,6 @@ class Eagle3Config:
     """Norms of queries and keys: the layer is one of Qwen3 rather than Llama."""
     own_embeddings: bool = False
     """The draft has embeddings of its own; else it shares the target's."""
-    signals: tuple[str, ...] = ()
-    """Names of the signals whose rows extend the output projection, S of them."""
 
     def __post_init__(self) -> None:
         """Checks that the sizes fit together."""
@@ -113,11 +92,11 @@ class Eagle3Layer(nn.Module):
         return out
 
 
-class Eagle3Draft(nn.Module):
-    """An EAGLE-3 draft; its parameters have the names of the published checkpoints."""
+class Eagle3Draft(Draft):
+    """An EAGLE-3 draft."""
 
-    vocabulary: Tensor
-    """Token ids of the target that the draft can propose, ascending, [Vd]."""
+    kind = "eagle3"
+    config: Eagle3Config
     to_draft: Tensor
     """Draft id of each token of the target, or -1, [V]."""
 
@@ -134,9 +113,8 @@ class Eagle3Draft(nn.Module):
             vocabulary: Token ids that it can propose, ascending; None: every token.
             embeddings: The target's embeddings, shared and never trained; None with `own_embeddings`.
         """
-        super().__init__()
         assert (embeddings is None) == config.own_embeddings, "embeddings are either shared or own"
-        self.config = config
+        super().__init__(config, embeddings, vocabulary)
         block = config.block
         fused = config.target_hidden_size * len(config.aux_layers)
         if config.norm_before_fc:
@@ -147,17 +125,14 @@ class Eagle3Draft(nn.Module):
         self.fc = nn.Linear(fused, block.hidden_size, bias=False)
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, block.hidden_size)
-        self.register_buffer("shared_embeddings", embeddings, persistent=False)
         self.midlayer = Eagle3Layer(config)
         self.rotary = Rotary(block)
         self.norm = RMSNorm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab_size, bias=False)
-        if config.signals:
-            self.ace_head = nn.Linear(block.hidden_size, len(config.signals), bias=False)
-        tokens = torch.arange(config.vocab_size) if vocabulary is None else vocabulary.cpu()
+        self.make_signal_rows(config.signals)
+        tokens = self.vocabulary
         assert len(tokens) == config.draft_vocab_size, "the vocabulary has another size than the config says"
         to_draft = torch.full((config.vocab_size,), -1).scatter(0, tokens, torch.arange(len(tokens)))
-        self.register_buffer("vocabulary", tokens, persistent=False)
         self.register_buffer("to_draft", to_draft, persistent=False)
 
     @property
@@ -166,14 +141,15 @@ class Eagle3Draft(nn.Module):
         return self.vocabulary - torch.arange(len(self.vocabulary), device=self.vocabulary.device)
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Layers of the target, of which there are `num_layers`, that `fuse` reads."""
+        """The layers that the config names."""
         return self.config.aux_layers
 
     def embed(self, tokens: Int[Tensor, "B Q"]) -> Float[Tensor, "B Q H"]:
-        """Embeddings of tokens of the target."""
-        weight = self.embed_tokens.weight if self.config.own_embeddings else self.shared_embeddings
-        assert isinstance(weight, Tensor)
-        return nn.functional.embedding(tokens, weight)
+        """Embeddings of tokens of the target: its own, or the draft's."""
+        if not self.config.own_embeddings:
+            return super().embed(tokens)
+        embedded: Tensor = self.embed_tokens(tokens)
+        return embedded
 
     def fuse(self, aux: Float[Tensor, "B Q A"]) -> Float[Tensor, "B Q H"]:
         """One hidden state of the tapped layers' concatenated ones."""
@@ -192,54 +168,12 @@ class Eagle3Draft(nn.Module):
         positions: Int[Tensor, "B Q"],
         attend: Attend,
     ) -> DraftOutput:
-        """Runs rows of the draft.
-
-        Args:
-            tokens: The token behind each position.
-            hidden: Fused hidden states of the positions, or what the draft has fed back.
-            positions: Sequence positions p.
-            attend: What the rows see: `CacheAttention` when decoding, `UnrolledAttention` when training.
-        """
+        """Runs rows of the draft; see `Draft.forward`."""
         stream = self.midlayer(self.embed(tokens), hidden, self.rotary(hidden, positions), attend)
         read = self.norm(stream)
         return DraftOutput(fed_back=read if self.config.norm_output else stream, read=read)
-
-    def decode(
-        self,
-        tokens: Int[Tensor, "B Q"],
-        hidden: Float[Tensor, "B Q H"],
-        positions: Int[Tensor, "B Q"],
-        cache: SlotCache,
-        *,
-        longest: int,
-        first_slot: int = 0,
-    ) -> DraftOutput:
-        """Runs rows against a cache; its arguments are those of `forward` and of `Target.forward`."""
-        attend = CacheAttention(cache, cache.begin(positions, longest, first_slot))
-        output: DraftOutput = self(tokens, hidden, positions, attend)
-        return output
-
-    def new_cache(self, num_slots: int) -> SlotCache:
-        """An empty cache for `num_slots` requests."""
-        return SlotCache(1, num_slots)
-
-    def unroll(self, tokens: Int[Tensor, "B T"], hidden: Float[Tensor, "B T H"], steps: int) -> list[DraftOutput]:
-        """Drafts `steps` tokens from every position at once; see `draft_layers.unroll`."""
-        return unroll(self, tokens, hidden, steps)
 
     def logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q Vd"]:
         """Logits over the draft's vocabulary, float32."""
         logits: Tensor = self.lm_head(read)
         return logits.float()
-
-    def full_logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q V"]:
-        """Logits over the target's vocabulary; what the draft cannot propose has minus infinity."""
-        logits = self.logits(read)
-        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return full.index_copy(-1, self.vocabulary, logits)
-
-    def signal_logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q S"]:
-        """What the extra rows of the output projection say, in the order of `config.signals`."""
-        assert self.config.signals, "this draft has no signal rows"
-        rows: Tensor = self.ace_head(read)
-        return rows.float()

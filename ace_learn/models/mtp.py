@@ -1,48 +1,73 @@
-"""Multi-token prediction as in MiMo (Xiaomi 2025): one block over a token's embedding and a hidden state.
+"""Multi-token prediction: one block over an embedding and a hidden state; embeddings and output layer are the target's.
 
-Numerically vLLM's `mimo_mtp`. The row at position p reads the target's hidden state of p and the embedding of token
-p + 1, and its output is for token p + 2; embeddings and output layer are the target's own.
+The block of MiMo (Xiaomi 2025) is numerically vLLM's `mimo_mtp`; that of Qwen3-Next is in `qwen3_next`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ace_learn.models.cache import SlotCache
-from ace_learn.models.draft_layers import (
-    Attend,
-    BlockConfig,
-    CacheAttention,
-    DraftAttention,
-    DraftMLP,
-    DraftOutput,
-    RMSNorm,
-    Rotary,
-    unroll,
-)
+from ace_learn.models.draft_layers import Attend, DraftAttention, DraftMLP, DraftOutput, RMSNorm, Rotary
+from ace_learn.models.draft_module import Draft, DraftConfig
 from ace_learn.models.target import OUTPUT
 
-MtpTap = Literal["stream", "output"]
+MtpStyle: TypeAlias = Literal["mimo", "qwen3_next"]
+MtpTap: TypeAlias = Literal["stream", "output"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MtpConfig:
-    """What an MTP draft is made of."""
+class MtpConfig(DraftConfig):
+    """What an MTP draft is made of; its hidden size is the target's."""
 
-    block: BlockConfig
-    """Its transformer block; the hidden size is the target's."""
-    vocab_size: int
-    """V of the target."""
+
+class MtpDraft(Draft):
+    """Drafts by one block, and reads what the target's output layer reads."""
+
+    kind = "mtp"
+    style: ClassVar[MtpStyle]
+    """Whose block it is."""
+    config: MtpConfig
+
+    def __init__(
+        self, config: MtpConfig, embeddings: Float[Tensor, "V H"], output_weight: Float[Tensor, "V H"]
+    ) -> None:
+        """Takes what is shared.
+
+        Args:
+            config: Its sizes.
+            embeddings: The target's embeddings, shared and never trained.
+            output_weight: Those of the target's output layer, likewise.
+        """
+        super().__init__(config, embeddings)
+        self.register_buffer("shared_output", output_weight, persistent=False)
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """What the target's output layer reads."""
+        return (OUTPUT,)
+
+    def fuse(self, aux: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
+        """The tapped hidden state as it is."""
+        return aux
+
+    def logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q V"]:
+        """Those of the target's output layer, float32."""
+        weight = self.shared_output
+        assert isinstance(weight, Tensor)
+        return nn.functional.linear(read, weight).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimoConfig(MtpConfig):
+    """What an MTP draft in the style of MiMo is made of."""
+
     tap: MtpTap = "output"
     """The target's hidden state that it reads: `stream` (before the final norm, as MiMo's own) or `output` (what the
     output layer reads; what vLLM hands on for targets of other families)."""
-    signals: tuple[str, ...] = ()
-    """Names of the signals whose rows extend the output projection, S of them."""
 
     def __post_init__(self) -> None:
         """Checks the tap."""
@@ -50,24 +75,18 @@ class MtpConfig:
             raise ValueError(f"unknown tap {self.tap!r}; known: stream, output")
 
 
-class MtpDraft(nn.Module):
+class MimoDraft(MtpDraft):
     """An MTP draft; its parameters have the names of MiMo's `model.mtp_layers.0`."""
 
-    def __init__(
-        self, config: MtpConfig, embeddings: Float[Tensor, "V H"], output_weight: Float[Tensor, "V H"]
-    ) -> None:
-        """Makes a draft with fresh weights.
+    style = "mimo"
+    config: MimoConfig
 
-        Args:
-            config: Its sizes.
-            embeddings: The target's embeddings, shared and never trained.
-            output_weight: Those of the target's output layer, likewise.
-        """
-        super().__init__()
-        self.config = config
+    def __init__(
+        self, config: MimoConfig, embeddings: Float[Tensor, "V H"], output_weight: Float[Tensor, "V H"]
+    ) -> None:
+        """Makes a draft with fresh weights; see `MtpDraft`."""
+        super().__init__(config, embeddings, output_weight)
         block = config.block
-        self.register_buffer("shared_embeddings", embeddings, persistent=False)
-        self.register_buffer("shared_output", output_weight, persistent=False)
         self.token_layernorm = RMSNorm(block.hidden_size, block.rms_norm_eps)
         self.hidden_layernorm = RMSNorm(block.hidden_size, block.rms_norm_eps)
         self.input_proj = nn.Linear(2 * block.hidden_size, block.hidden_size, bias=False)
@@ -77,16 +96,11 @@ class MtpDraft(nn.Module):
         self.mlp = DraftMLP(block)
         self.final_layernorm = RMSNorm(block.hidden_size, block.rms_norm_eps)
         self.rotary = Rotary(block)
-        if config.signals:
-            self.ace_head = nn.Linear(block.hidden_size, len(config.signals), bias=False)
+        self.make_signal_rows(config.signals)
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Layers of the target, of which there are `num_layers`, that `fuse` reads."""
+        """What leaves the target's last layer, or what its output layer reads."""
         return (num_layers,) if self.config.tap == "stream" else (OUTPUT,)
-
-    def fuse(self, aux: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
-        """The tapped hidden state as it is."""
-        return aux
 
     def forward(
         self,
@@ -95,49 +109,11 @@ class MtpDraft(nn.Module):
         positions: Int[Tensor, "B Q"],
         attend: Attend,
     ) -> DraftOutput:
-        """Runs rows of the draft; the arguments are those of `Eagle3Draft.forward`."""
-        weight = self.shared_embeddings
-        assert isinstance(weight, Tensor)
-        embedded = nn.functional.embedding(tokens, weight)
-        embedded = torch.where((positions == 0)[..., None], 0.0, embedded)  # as MiMo was trained
+        """Runs rows of the draft; see `Draft.forward`."""
+        embedded = torch.where((positions == 0)[..., None], 0.0, self.embed(tokens))  # as MiMo was trained
         both = torch.cat((self.hidden_layernorm(hidden), self.token_layernorm(embedded)), dim=-1)
         stream = self.input_proj(both)
         stream = stream + self.self_attn(self.input_layernorm(stream), self.rotary(hidden, positions), attend)
         stream = stream + self.mlp(self.post_attention_layernorm(stream))
         read = self.final_layernorm(stream)
         return DraftOutput(fed_back=read, read=read)
-
-    def decode(
-        self,
-        tokens: Int[Tensor, "B Q"],
-        hidden: Float[Tensor, "B Q H"],
-        positions: Int[Tensor, "B Q"],
-        cache: SlotCache,
-        *,
-        longest: int,
-        first_slot: int = 0,
-    ) -> DraftOutput:
-        """Runs rows against a cache; its arguments are those of `forward` and of `Target.forward`."""
-        attend = CacheAttention(cache, cache.begin(positions, longest, first_slot))
-        output: DraftOutput = self(tokens, hidden, positions, attend)
-        return output
-
-    def new_cache(self, num_slots: int) -> SlotCache:
-        """An empty cache for `num_slots` requests."""
-        return SlotCache(1, num_slots)
-
-    def unroll(self, tokens: Int[Tensor, "B T"], hidden: Float[Tensor, "B T H"], steps: int) -> list[DraftOutput]:
-        """Drafts `steps` tokens from every position at once; see `draft_layers.unroll`."""
-        return unroll(self, tokens, hidden, steps)
-
-    def full_logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q V"]:
-        """Logits over the target's vocabulary, float32."""
-        weight = self.shared_output
-        assert isinstance(weight, Tensor)
-        return nn.functional.linear(read, weight).float()
-
-    def signal_logits(self, read: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q S"]:
-        """What the extra rows of the output projection say, in the order of `config.signals`."""
-        assert self.config.signals, "this draft has no signal rows"
-        rows: Tensor = self.ace_head(read)
-        return rows.float()

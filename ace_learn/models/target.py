@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.generic import ModelOutput
 
 from ace_learn.models.attention import GROUPED_ATTENTION
@@ -90,13 +96,7 @@ class Target:
             ValueError: The architecture cannot run on the slot cache, naming why.
         """
         text_config = model.config.get_text_config()
-        window = getattr(text_config, "sliding_window", None)
-        kinds = set(getattr(text_config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-        if kinds != {"full_attention"}:
-            raise ValueError(
-                f"{name}: its layers are {', '.join(sorted(kinds))}, and the HF reference engine runs full_attention "
-                "alone; use a model with full attention in every layer"
-            )
+        _check_layers(model, text_config, name)
         model.set_attn_implementation(GROUPED_ATTENTION)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -232,6 +232,23 @@ def select_layers(aux: Float[Tensor, "B Q A"], tapped: Sequence[int], wanted: Se
         return aux[..., :0]
     chunks = dict(zip(tapped, aux.chunk(len(tapped), dim=-1), strict=True))
     return torch.cat([chunks[layer] for layer in wanted], dim=-1)
+
+
+def _check_layers(model: PreTrainedModel, text_config: PreTrainedConfig, name: str) -> None:
+    """Refuses layers that the slot cache cannot hold."""
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if not kinds:
+        window = getattr(text_config, "sliding_window", None)
+        kinds = {"recurrent" if model._is_stateful else "sliding_attention" if window else "full_attention"}
+    if kinds == {"full_attention"}:
+        return
+    why = ""
+    if kinds & {"linear_attention", "recurrent"}:
+        why = ": a rejected draft's tokens cannot be taken back out of a recurrent state"
+    raise ValueError(
+        f"{name}: its layers are {', '.join(sorted(kinds))}, and the HF reference engine runs full_attention alone"
+        f"{why}. Use a model with full attention in every layer, or serve it in vLLM"
+    )
 
 
 def _decoder_layers(model: PreTrainedModel, count: int, name: str) -> nn.ModuleList:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ace_learn.artifacts import JSON, JsonFields
+from ace_learn.models.observer import Observer
 
 DrafterKind = Literal["none", "ngram", "draft_model", "eagle3", "mtp"]
 
@@ -107,28 +108,11 @@ class Drafts(NamedTuple):
 
 
 @runtime_checkable
-class DraftSession(Protocol):
-    """A drafter's state for the requests of one batch; requests live in slots, the running ones in the first."""
+class DraftSession(Observer, Protocol):
+    """A drafter's state for the requests of one batch; requests live in slots, the running ones in the first.
 
-    def observe(
-        self,
-        positions: Int[Tensor, "B Q"],
-        hidden: Float[Tensor, "B Q A"],
-        *,
-        longest: int,
-        first_slot: int = 0,
-    ) -> None:
-        """Sees the hidden states of the drafter's `taps` for every row that the target runs, prompts included.
-
-        Rejected drafts and padding are among them; they are overwritten, by position, before they count.
-
-        Args:
-            positions: Sequence positions of the rows.
-            hidden: The tapped layers, concatenated.
-            longest: One more than the largest position.
-            first_slot: Slot of the first row.
-        """
-        ...
+    It observes the hidden states of the drafter's `taps` for every row that the target runs, prompts included.
+    """
 
     def draft(self, sequences: Sequence[Sequence[int]], room: Sequence[int]) -> Drafts:
         """Proposes what may follow; called before every step, with or without room.

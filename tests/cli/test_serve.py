@@ -113,6 +113,11 @@ def test_a_drafter_that_makes_no_sense_is_refused(fields, message):
         ServedDrafter(**fields)
 
 
+def test_a_prediction_layer_is_the_targets_own_or_in_a_folder_of_its_own():
+    assert ServedDrafter(kind="mtp").to_json() == {"method": "mtp", "num_speculative_tokens": 4}
+    assert ServedDrafter(kind="mtp", model="runs/mtp").to_json()["model"] == "runs/mtp"
+
+
 def test_a_dry_run_prints_the_command_alone(capsys, monkeypatch):
     monkeypatch.setattr(command.os, "execv", lambda *args: pytest.fail("it ran"))
     monkeypatch.delenv("ACE_LEARN_HOST", raising=False)

@@ -48,7 +48,9 @@ def target_logits(target, tokens):
 def make_draft(kind="eagle3", *, signals=LEARNED, vocab_size=40, seed=0, target=None, **shape):
     target = target or peaked_target()
     torch.manual_seed(seed)
-    if kind == "mtp":
+    if kind == "qwen3_next":
+        shape = {"style": kind, "experts": 4, "active_experts": 2, "expert_size": 24} | shape
+    if kind != "eagle3":
         return fresh_mtp(DraftShape(**shape), target, signals=signals)
     vocabulary = choose_vocabulary(token_counts(sampled_traces(), target.vocab_size), vocab_size)
     return fresh_eagle3(DraftShape(**shape), target, vocabulary, signals=signals)

@@ -24,9 +24,9 @@ def trained(module, steps, lr):
         return module.outcome(batch)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "qwen3_next"])
 def test_a_draft_memorises_a_small_corpus(kind):
-    module = make_module(make_draft(kind, vocab_size=57), signals=None if kind == "mtp" else JointSignals())
+    module = make_module(make_draft(kind, vocab_size=57), signals=JointSignals() if kind == "eagle3" else None)
     with torch.no_grad():
         before = module.outcome(collate(sampled_traces())).tokens
     after = trained(module, 300, lr=1e-2)
@@ -96,3 +96,19 @@ def test_adapters_train_alone_and_merge_into_the_weights():
     with torch.no_grad():
         merged = make_module(draft).outcome(collate(sampled_traces()))
     torch.testing.assert_close(merged.shared, outcome.shared, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_leave_routed_experts_as_they_are():
+    draft = make_draft("qwen3_next")
+    names, before = list(draft.state_dict()), {n: w.clone() for n, w in draft.state_dict().items()}
+    adapters = Adapters(draft, LoraOptions(rank=4, alpha=8))
+    trained(make_module(draft), 5, lr=1e-2)
+    adapters.merge()
+    assert list(draft.state_dict()) == names
+    changed = {name for name, weight in draft.state_dict().items() if not torch.equal(weight, before[name])}
+    layers = {
+        "fc",
+        *(f"layers.0.self_attn.{p}_proj" for p in "qkvo"),
+        *(f"layers.0.mlp.shared_expert.{p}_proj" for p in ("gate", "up", "down")),
+    }
+    assert changed == {"ace_head.weight", *(f"{layer}.weight" for layer in layers)}

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ace_learn.drafts.data import collate
-from ace_learn.drafts.draft import draft_logits, draft_vocabulary
 from ace_learn.drafts.rows import shifted, signal_targets, trained_rows
 from tests.drafts.corpus import (
     PROMPT,
@@ -35,11 +34,11 @@ def test_shifts_by_hand():
     assert signal_targets(targets, 3)[0, :, 0].nan_to_num(-1).tolist() == [-1, -1, -1]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "qwen3_next"])
 @torch.no_grad()
 def test_the_objective_is_that_of_drafting_token_by_token(kind):
     target, draft, traces = peaked_target(), make_draft(kind).eval(), sampled_traces()
-    vocabulary, taps = draft_vocabulary(draft), draft.taps(target.identity.num_layers)
+    vocabulary, taps = draft.vocabulary, draft.taps(target.identity.num_layers)
     loss, accepted = torch.zeros(STEPS), torch.zeros(STEPS)
     survival, rows = torch.zeros(STEPS), torch.zeros(STEPS)
     for trace in traces:
@@ -52,7 +51,7 @@ def test_the_objective_is_that_of_drafting_token_by_token(kind):
             alive = 1.0
             for step, read in enumerate(decode_steps(draft, outputs.aux, tokens, anchor, steps)):
                 law = target_logits(target, tokens[:, : anchor + step + 2])[0, -1].softmax(-1)[vocabulary]
-                said = draft_logits(draft, read[0])[0].softmax(-1)
+                said = draft.logits(read)[0, -1].softmax(-1)
                 given = law / law.sum()
                 loss[step] += (law * (given.log() - said.log())).sum()
                 acceptance = torch.minimum(law, said).sum()

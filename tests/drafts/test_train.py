@@ -10,13 +10,15 @@ from safetensors.torch import load_file
 
 from ace_learn.artifacts import is_temporary, read_fields
 from ace_learn.drafts.config import DraftOptimizer, DraftShape, DraftTrainConfig, JointSignals, LoraOptions, Unrolling
+from ace_learn.drafts.draft import fresh_mtp
 from ace_learn.drafts.module import DraftModule
 from ace_learn.drafts.train import train_draft
 from ace_learn.heads import TrainerConfig, WeightingConfig
 from ace_learn.models.draft_files import load_draft
+from ace_learn.models.qwen3_next import ExpertsConfig
 from ace_learn.models.target import TargetConfig, load_target
 from ace_learn.signals import LEARNED
-from tests.helpers.targets import save_tiny
+from tests.helpers.targets import save_tiny, tiny_target
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 FIXED = JointSignals(weighting=WeightingConfig())
@@ -60,9 +62,19 @@ def weights_of(folder):
     return load_file(folder / "model.safetensors") | load_file(folder / "ace_head" / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+EXPERTS = {"style": "qwen3_next", "experts": 4, "active_experts": 2, "expert_size": 24}
+SHAPES = {
+    "mimo": DraftShape(intermediate_size=48),
+    "dense": DraftShape(intermediate_size=48, style="qwen3_next"),
+    "experts": DraftShape(intermediate_size=48, **EXPERTS),
+}
+"""Of MTP drafts."""
+
+
+@pytest.mark.parametrize("kind", ["eagle3", *SHAPES])
 def test_the_folder_is_complete_and_loads(config, model, kind):
-    config = config if kind == "eagle3" else replace(config, kind=kind, shape=DraftShape(intermediate_size=48))
+    if kind != "eagle3":
+        config = replace(config, kind="mtp", shape=SHAPES[kind])
     report = train_draft(config)
     names = {path.name for path in config.output.iterdir() if not path.name.startswith(".")}
     assert names == {
@@ -163,6 +175,8 @@ def test_another_run_in_the_same_folder_is_refused(config):
         ({"lora": LoraOptions()}, "name its folder in start_from"),
         ({"start_from": Path("x")}, r"leave out shape.intermediate_size, shape.vocab_size"),
         ({"kind": "mtp"}, r"reads no shape.vocab_size"),
+        ({"shape": DraftShape(style="mimo")}, r"reads no shape.style"),
+        ({"kind": "mtp", "shape": DraftShape(style="mimo"), "start_from": Path("x")}, r"leave out shape.style"),
         ({"trainer": TrainerConfig(devices=2)}, "one device"),
         ({"shape": DraftShape(), "start_from": Path("x"), "freeze_draft": True, "signals": None}, "needs signals"),
         ({"shape": DraftShape(), "start_from": Path("x"), "freeze_draft": True}, "weighting.kind fixed"),
@@ -173,6 +187,39 @@ def test_another_run_in_the_same_folder_is_refused(config):
 def test_what_would_be_ignored_is_refused(config, changes, message):
     with pytest.raises(ValueError, match=message):
         replace(config, **changes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"experts": 4}, "shape.experts would be ignored"),
+        ({"style": "mimo", "expert_size": 4}, "shape.expert_size would be ignored"),
+        ({"style": "qwen3_next", "experts": 0, "active_experts": 1}, "is a dense layer"),
+    ],
+)
+def test_experts_that_would_be_ignored_are_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        DraftShape(**shape)
+
+
+def test_experts_are_the_targets_own_or_given_in_full():
+    family, other = tiny_target("qwen3_next"), tiny_target("qwen3")
+    block = fresh_mtp(DraftShape(style="qwen3_next"), family, signals=()).config
+    assert (block.block.head_dim, block.block.rope_parameters["partial_rotary_factor"]) == (16, 0.25)
+    assert block.experts == ExpertsConfig(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24
+    )
+    assert fresh_mtp(DraftShape(style="qwen3_next", experts=0), family, signals=()).config.experts is None
+    assert fresh_mtp(DraftShape(style="qwen3_next"), other, signals=()).config.experts is None
+    with pytest.raises(ValueError, match=r"set shape.experts, shape.active_experts and shape.expert_size"):
+        fresh_mtp(DraftShape(style="qwen3_next", experts=4), other, signals=())
+
+
+def test_a_block_of_mimo_reads_what_vllm_hands_on():
+    target = tiny_target("qwen2")
+    assert fresh_mtp(DraftShape(), target, signals=()).config.tap == "output"
+    target.model.config.model_type = "mimo"
+    assert fresh_mtp(DraftShape(), target, signals=()).config.tap == "stream"
 
 
 def test_options_out_of_range_are_refused():

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
+from ace_learn.drafts.config import DraftShape
+from ace_learn.drafts.draft import fresh_mtp
 from ace_learn.models.draft_files import save_draft
 from ace_learn.models.target import Target
 from ace_learn.reasoner import weights_path
@@ -90,8 +92,21 @@ def test_vllm_drafts_what_the_hf_engine_drafts_with_eagle3(reasoner_target, tmp_
     assert len({token for _, drafts in proposed for token in drafts}) > 20
 
 
-def test_vllm_drafts_what_the_hf_engine_drafts_with_mtp(tmp_path):
-    """A whole MiMo checkpoint: a Qwen2 with biases, and its MTP layer, which reads the state before the final norm."""
+def save_with_draft(folder, target, draft, *, whole):
+    """Saves a target and its draft, in one checkpoint or each by itself; returns how vLLM is told of it."""
+    save_draft(folder / "draft", draft, target.identity)
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    if not whole:
+        return {"method": "mtp", "model": str(folder / "draft")}
+    merged = load_file(folder / "model.safetensors") | load_file(folder / "draft" / "model.safetensors")
+    save_file(merged, folder / "model.safetensors", {"format": "pt"})
+    return {"method": "mtp"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_vllm_drafts_what_the_hf_engine_drafts_with_mtp(tmp_path, whole):
+    """A MiMo: a Qwen2 with biases, and an MTP layer, which reads the state before the final norm."""
     mimo.register()
     tokenizer = tiny_tokenizer()
     config = Qwen2Config(
@@ -104,13 +119,34 @@ def test_vllm_drafts_what_the_hf_engine_drafts_with_mtp(tmp_path):
     draft = random_draft(target, "mtp", tap="stream")
     for weight in draft.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
-    save_draft(tmp_path, draft, target.identity)
-    merged = {name: weight.contiguous() for name, weight in model.state_dict().items()}
-    save_file(merged | load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors", {"format": "pt"})
-    tokenizer.save_pretrained(tmp_path)
+    speculation = save_with_draft(tmp_path, target, draft, whole=whole)
     trunk = model.config.to_dict() | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     (tmp_path / "config.json").write_text(json.dumps(trunk | {"num_nextn_predict_layers": 1}))
-    proposed = drafts_in_vllm(tmp_path, {"method": "mtp"}, prompts(8))
+    proposed = drafts_in_vllm(tmp_path, speculation, prompts(8))
+    share, total = agreement(target, draft, proposed)
+    assert total > 500
+    assert share >= 0.99
+    assert len({token for _, drafts in proposed for token in drafts}) > 10
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_vllm_drafts_what_the_hf_engine_drafts_with_qwen3_next(tmp_path, whole):
+    """A Qwen3-Next with experts and full attention alone, and a block of the shape that training gives it."""
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, initializer_range=0.15, eos_token_id=1,
+        pad_token_id=1, bos_token_id=None, layer_types=["full_attention"] * 4, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=64, shared_expert_intermediate_size=64,
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config).eval()
+    target = Target(model, tokenizer, ThinkMarkers.from_tokenizer(tokenizer), name="tiny-qwen3-next")
+    draft = fresh_mtp(DraftShape(style="qwen3_next"), target, signals=()).eval()
+    for name, weight in draft.named_parameters():
+        torch.nn.init.uniform_(weight, -0.5, 0.5) if "norm" in name else torch.nn.init.normal_(weight, std=0.2)
+    speculation = save_with_draft(tmp_path, target, draft, whole=whole)
+    proposed = drafts_in_vllm(tmp_path, speculation, prompts(8))
     share, total = agreement(target, draft, proposed)
     assert total > 500
     assert share >= 0.99

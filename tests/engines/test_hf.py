@@ -118,7 +118,7 @@ def test_a_state_machine_that_is_off_by_one_row_fails_the_same_check(reasoner_ta
     assert "outputs differ" in parity_failures(reasoner_target, draft_tokens=4, batch_size=8)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_next"])
 def test_greedy_output_equals_generate_of_transformers(architecture):
     target, stock = tiny_target(architecture, spread=0.5), tiny_model(architecture, spread=0.5)
     asked = requests(8, max_new_tokens=40, max_answer_tokens=None)

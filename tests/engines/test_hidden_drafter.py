@@ -7,6 +7,8 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
+from ace_learn.drafts.config import DraftShape
+from ace_learn.drafts.draft import fresh_mtp
 from ace_learn.engines import batch, hidden_drafter
 from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.requests import Request
@@ -34,6 +36,18 @@ def test_a_draft_module_does_not_change_greedy_output(reasoner_target, kind, tra
         accepts=trained,
     )  # fmt: skip
     assert failures == []
+
+
+@pytest.mark.parametrize("experts", [0, None])
+def test_a_block_of_qwen3_next_for_its_own_family_does_not_change_greedy_output(experts):
+    target = tiny_target("qwen3_next", spread=0.3)
+    draft = fresh_mtp(DraftShape(style="qwen3_next", experts=experts), target, signals=()).eval()
+    asked = requests(10, max_new_tokens=60)
+    plain = engine(target).generate(asked)
+    speculated = engine(target, draft=draft, draft_tokens=3, batch_size=4).generate(asked)
+    assert [o.token_ids for o in speculated] == [o.token_ids for o in plain]
+    assert sum(o.stats.accepted for o in speculated) > 0
+    assert sum(o.stats.drafted - o.stats.accepted for o in speculated) > 50
 
 
 @pytest.mark.parametrize("kind", KINDS)

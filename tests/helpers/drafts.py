@@ -7,14 +7,21 @@ import torch
 from ace_learn.engines.hf import HFEngine
 from ace_learn.engines.hidden_drafter import HiddenDrafter
 from ace_learn.engines.sampling import Sampling
-from ace_learn.models.draft_files import new_eagle3, new_mtp
 from ace_learn.models.draft_layers import BlockConfig
 from ace_learn.models.eagle3 import Eagle3Config
-from ace_learn.models.mtp import MtpConfig
+from ace_learn.models.eagle3_files import new_eagle3
+from ace_learn.models.mtp import MimoConfig
+from ace_learn.models.mtp_files import new_mtp
+from ace_learn.models.qwen3_next import ExpertsConfig, Qwen3NextMtpConfig, partly_rotated
 from ace_learn.models.target import OUTPUT
 from ace_learn.speculation.drafters import DraftStates
 
-KINDS = ("eagle3", "mtp")
+KINDS = ("eagle3", "mtp", "qwen3_next")
+"""EAGLE-3, and the blocks that an MTP draft may have."""
+
+EXPERTS = ExpertsConfig(
+    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24
+)
 
 
 def random_draft(target, kind, **changes):
@@ -25,7 +32,12 @@ def random_draft(target, kind, **changes):
         hidden_size=size, intermediate_size=2 * size, num_attention_heads=4, num_key_value_heads=2, head_dim=size // 4
     )
     if kind == "mtp":
-        return new_mtp(target, MtpConfig(block=block, vocab_size=target.vocab_size, **changes)).eval()
+        return new_mtp(target, MimoConfig(block=block, vocab_size=target.vocab_size, **changes)).eval()
+    if kind == "qwen3_next":
+        settings = {"vocab_size": target.vocab_size, "experts": EXPERTS} | changes
+        return new_mtp(
+            target, Qwen3NextMtpConfig(block=partly_rotated(block, block.rope_parameters), **settings)
+        ).eval()
     vocabulary = torch.tensor([token for token in range(target.vocab_size) if token % 7 != 6])
     config = Eagle3Config(
         block=block, vocab_size=target.vocab_size, draft_vocab_size=len(vocabulary), target_hidden_size=size,

@@ -16,6 +16,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from ace_learn.models.target import Target
@@ -37,7 +39,14 @@ _ARCHITECTURES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
 }
+_SETTINGS = {
+    "qwen3_next": {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+    },
+}  # fmt: skip
 
 
 def tiny_tokenizer(template=OPENED_IN_PROMPT, words=WORDS):
@@ -52,8 +61,10 @@ def tiny_tokenizer(template=OPENED_IN_PROMPT, words=WORDS):
     return fast
 
 
-def tiny_model(architecture="qwen3", *, seed=0, spread=0.02, layers=4, words=WORDS, vocab_size=None):
+def tiny_model(architecture="qwen3", *, seed=0, spread=0.02, layers=4, words=WORDS, vocab_size=None, **settings):
     """A random model; a larger `spread` makes its greedy text varied and its sampled text peaked."""
+    if architecture == "qwen3_next":
+        settings = {"layer_types": ["full_attention"] * layers} | settings
     config_class, model_class = _ARCHITECTURES[architecture]
     torch.manual_seed(seed)
     config = config_class(
@@ -68,6 +79,8 @@ def tiny_model(architecture="qwen3", *, seed=0, spread=0.02, layers=4, words=WOR
         eos_token_id=WORDS.index("<eos>"),
         pad_token_id=WORDS.index("<eos>"),
         bos_token_id=None,
+        **_SETTINGS.get(architecture, {}),
+        **settings,
     )
     return model_class(config).eval()
 

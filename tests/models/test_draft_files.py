@@ -5,10 +5,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ace_learn.models.draft_files import load_draft, new_eagle3, new_mtp, save_draft
+from ace_learn.models.draft_files import load_draft, save_draft
 from ace_learn.models.draft_layers import BlockConfig
 from ace_learn.models.eagle3 import Eagle3Config, Eagle3Draft
-from ace_learn.models.mtp import MtpConfig, MtpDraft
+from ace_learn.models.eagle3_files import new_eagle3
+from ace_learn.models.mtp import MimoConfig, MtpDraft
+from ace_learn.models.mtp_files import new_mtp
+from ace_learn.models.qwen3_next import Qwen3NextMtpConfig, partly_rotated
+from tests.helpers.drafts import EXPERTS
 from tests.helpers.targets import tiny_target
 
 BLOCK = BlockConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
@@ -19,11 +23,22 @@ EAGLE3 = {
     "biased": {"attention_bias": True, "signals": ("confidence", "progress")},
 }
 
+MTP = ("output", "stream", "dense", "experts")
+"""The blocks of MiMo and of Qwen3-Next."""
+
 
 def make(target, kind="plain"):
     if kind in ("output", "stream"):
-        config = MtpConfig(block=BLOCK, vocab_size=target.vocab_size, tap=kind, signals=("progress",))
+        config = MimoConfig(block=BLOCK, vocab_size=target.vocab_size, tap=kind, signals=("progress",))
         return new_mtp(target, config).eval()
+    if kind in ("dense", "experts"):
+        experts = EXPERTS if kind == "experts" else None
+        settings = {
+            "block": partly_rotated(BLOCK, BLOCK.rope_parameters),
+            "vocab_size": target.vocab_size,
+            "signals": ("progress",),
+        }
+        return new_mtp(target, Qwen3NextMtpConfig(**settings, experts=experts)).eval()
     vocabulary = torch.arange(0, 40, 2)
     config = Eagle3Config(
         block=BLOCK, vocab_size=target.vocab_size, draft_vocab_size=20, target_hidden_size=32, aux_layers=(1, 2, 3),
@@ -42,13 +57,13 @@ def said(draft):
         return torch.cat([draft.full_logits(o.read) for o in outputs] + signals, dim=-1)
 
 
-@pytest.mark.parametrize("kind", [*EAGLE3, "output", "stream"])
+@pytest.mark.parametrize("kind", [*EAGLE3, *MTP])
 def test_a_saved_draft_says_the_same(tmp_path, kind):
     target = tiny_target("qwen3")
     draft = make(target, kind)
     save_draft(tmp_path, draft, target.identity)
     loaded = load_draft(tmp_path, target)
-    assert isinstance(loaded, MtpDraft if kind in ("output", "stream") else Eagle3Draft)
+    assert isinstance(loaded, MtpDraft if kind in MTP else Eagle3Draft)
     assert loaded.config == draft.config
     assert torch.equal(said(loaded), said(draft))
     assert loaded.shared_embeddings.data_ptr() == target.model.get_input_embeddings().weight.data_ptr()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from ace_learn.models.identity import TargetIdentity
 from ace_learn.models.target import Target, TargetConfig, ThinkConfig, fingerprint, load_target
@@ -69,3 +69,15 @@ def test_sliding_windows_are_refused():
     tokenizer = tiny_tokenizer()
     with pytest.raises(ValueError, match=r"sliding_attention.*full_attention alone"):
         Target(MistralForCausalLM(config), tokenizer, ThinkMarkers.from_tokenizer(tokenizer), name="windowed")
+
+
+@pytest.mark.parametrize("kind", ["named", "unnamed"])
+def test_recurrent_layers_are_refused_since_a_rejected_draft_would_stay_in_them(kind):
+    tokenizer = tiny_tokenizer()
+    if kind == "named":
+        model = tiny_model("qwen3_next", layer_types=["linear_attention", "full_attention"] * 2)
+    else:
+        config = RwkvConfig(vocab_size=62, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2)
+        model = RwkvForCausalLM(config)
+    with pytest.raises(ValueError, match=r"(linear_attention|recurrent), and .*cannot be taken back.*serve it in vLLM"):
+        Target(model, tokenizer, ThinkMarkers.from_tokenizer(tokenizer), name="recurrent")

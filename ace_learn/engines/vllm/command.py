@@ -49,24 +49,22 @@ class ServedDrafter:
 
     kind: DrafterKind = "none"
     """`none` (no speculation), `ngram` (prompt lookup), `draft_model` (a smaller model with the same tokenizer),
-    `eagle3` (an EAGLE-3 head) or `mtp` (the target's own prediction layers)."""
+    `eagle3` (an EAGLE-3 head) or `mtp` (prediction layers of the target's family)."""
     draft_tokens: int = 4
     """Draft length, K."""
     model: str | None = None
     """draft_model, eagle3: folder or hub id of the drafter. `ace_learn/reasoner-eagle3` is the EAGLE-3 drafter of the
-    embedded reasoner, and `ace_learn/reasoner` drafts for itself."""
+    embedded reasoner, and `ace_learn/reasoner` drafts for itself. mtp: folder of a layer that was trained for the
+    target; None: the layer in the target's own checkpoint."""
 
     def __post_init__(self) -> None:
         """Checks the values, and refuses what would be ignored."""
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens must be >= 1, not {self.draft_tokens}; no speculation is kind: none")
-        reads_model = self.kind in ("draft_model", "eagle3")
-        if reads_model and self.model is None:
+        if self.kind in ("draft_model", "eagle3") and self.model is None:
             raise ValueError(f"the drafter {self.kind} needs `model`, a folder or hub id")
-        if not reads_model and self.model is not None:
-            raise ValueError(
-                f"the drafter {self.kind} reads no `model`; set kind: draft_model or eagle3, or leave it out"
-            )
+        if self.kind in ("none", "ngram") and self.model is not None:
+            raise ValueError(f"the drafter {self.kind} reads no `model`; set another kind, or leave it out")
         if self.kind == "none" and self.draft_tokens != 4:
             raise ValueError("draft_tokens would be ignored without a drafter; set kind")
 

@@ -19,7 +19,7 @@ from ace_learn.engines.vllm.reports import Followed, HostBuffers, Part, Pending
 from ace_learn.engines.vllm.rows import RowTensors, StepRows
 from ace_learn.engines.vllm.slots import NOWHERE, SlotTable, to_device
 from ace_learn.engines.vllm.step import DeviceStep, Outcome
-from ace_learn.engines.vllm.waiting import WAITING, WaitingRows
+from ace_learn.engines.vllm.waiting import LastLook, Member, ThinkingRows, WaitingRows, rows_together
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.state import SpanMachine
 from ace_learn.exit.tracker import Signaller
@@ -85,11 +85,10 @@ class ExitHook:
         self._max_failures, self._alone, self._reports = max_failures, ranks == 1, reports
         reads = Reads.of(policy, spec)
         self.reads_aux, self.reads_logits = reads.aux, reads.entropy or reads.logprobs
-        waits = compiled and device.type == "cpu" and num_draft_tokens == 0
-        self._waiting = WaitingRows(markers, tables) if waits else None
-        self._thinking: dict[str, tuple[bool, bool]] = {}
-        """Of requests that are followed: whether they thought when last looked at, and whether they could be forced."""
-        width = WAITING if waits else num_draft_tokens + 1
+        may_wait = compiled and device.type == "cpu" and num_draft_tokens == 0 and policy.smooth_over == "boundaries"
+        self._thinking = LastLook()
+        together = rows_together(num_requests, len(tables.breaks)) if may_wait else 1
+        width = num_draft_tokens + together
         in_flight = width * (steps_in_flight + 1) + 1
         self._settling = 1 << (in_flight - 1).bit_length()
         """Positions behind which nothing is in flight any more."""
@@ -106,6 +105,9 @@ class ExitHook:
                 device=device,
                 num_requests=num_requests,
             )
+        self._waiting: WaitingRows | None = None
+        if together > 1:
+            self._waiting = WaitingRows(markers, tables, together=together)
         meter = Meter(
             reads=reads,
             token_logits=token_logits,
@@ -120,6 +122,7 @@ class ExitHook:
             table=self._table,
             max_failures=max_failures,
             width=width,
+            folds=together > 1,
             compiled=compiled,
         )
         self._requests: dict[str, Followed | None] = {}
@@ -128,7 +131,7 @@ class ExitHook:
         self._buffers = HostBuffers(device)
         self._num_raised = self._num_broken = 0
         self._compiled = compiled
-        self._last: tuple[Bool[Tensor, " R"], Bool[Tensor, " R"] | None] | None = None
+        self._last: ThinkingRows | None = None
 
     @property
     def off(self) -> bool:
@@ -143,12 +146,12 @@ class ExitHook:
     @property
     def thinking(self) -> Bool[Tensor, " R"] | None:
         """Rows of the last step whose next token is thought; None where no request was followed."""
-        return None if self._last is None else self._last[0]
+        return None if self._last is None else self._last.thinking
 
     @property
     def open(self) -> Bool[Tensor, " R"] | None:
         """Those of `thinking` whose request may be forced; None where none may."""
-        return None if self._last is None else self._last[1]
+        return None if self._last is None else self._last.open
 
     def warm_up(self, rows: RowTensors) -> None:
         """Compiles what happens in every step, if it is to be compiled; on two rows like all to come."""
@@ -176,13 +179,13 @@ class ExitHook:
         slot, in_think = self._table.take(), opens_think(prompt_ids, self._markers)
         self._table.admit(slot, len(prompt_ids), settings, in_think=in_think)
         self._requests[request_id] = Followed(request_id, slot, len(prompt_ids), forces=not options.shadow)
-        self._thinking[request_id] = in_think, in_think and not options.shadow
+        self._thinking.keep(request_id, in_think, in_think and not options.shadow)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forgets requests; unknown ones are ignored."""
         for request_id in request_ids:
             followed = self._requests.pop(request_id, None)
-            self._thinking.pop(request_id, None)
+            self._thinking.drop(request_id)
             if self._waiting is not None:
                 self._waiting.drop(request_id)
             if followed is not None:
@@ -275,7 +278,7 @@ class ExitHook:
         if outcome is None:
             return None
         forces = any(followed.forces for _, followed in picks)
-        self._last = outcome.thinking, outcome.open if forces else None
+        self._last = ThinkingRows(outcome.thinking, outcome.open if forces else None)
         return outcome.forced if forces else None
 
     def _follow(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Outcome | None:
@@ -292,30 +295,29 @@ class ExitHook:
         by_place = dict(picks)
         places = [index for index, _ in picks] if rows.starts is None else range(len(rows.request_ids))
         owners = [by_place.get(index) for index in places]
-        waited = [0] * len(owners) if self._waiting is None else (rows.counts[places] - 1).tolist()
-        pending.parts.append(Part(owners, self._buffers.copy(outcome.report), waited))
+        pending.parts.append(Part(owners, self._buffers.copy(outcome.report)))
         return outcome
 
     def _wait(self, rows: StepRows, picks: list[tuple[int, Followed]], pending: Pending) -> Int[Tensor, " R"] | None:
-        """Lets the rows wait, or applies the rule to all that wait."""
+        """Lets the rows wait, or applies the rule where one is there that matters."""
         assert self._waiting is not None
         rows.check()
         positions = rows.positions.tolist()
-        places = [index for index, followed in picks if positions[index] >= followed.prompt_length - 1]
-        if not self._waiting.follows(rows, places, positions):
-            self._follow_waiting(pending)
-        self._waiting.add(rows, places, positions)
-        forced = self._follow_waiting(pending) if self._waiting.due else {}
+        members = [
+            Member(followed.request_id, place, positions[place])
+            for place, followed in picks
+            if positions[place] >= followed.prompt_length - 1
+        ]
+        due = self._waiting.add(rows, members)
+        forced = self._follow_waiting(due, pending) if due else {}
         live = {followed.request_id for _, followed in picks if followed.active}
-        flags = [self._thinking[name] if name in live else (False, False) for name in rows.request_ids]
-        thinking, open_ = torch.tensor(flags).unbind(-1)
-        self._last = thinking, open_ if any(followed.forces for _, followed in picks) else None
+        self._last = self._thinking.rows(rows.request_ids, live)
         return torch.tensor([forced.get(request_id, -1) for request_id in rows.request_ids]) if forced else None
 
-    def _follow_waiting(self, pending: Pending) -> dict[str, int]:
-        """Applies the rule to all that waits; what must follow the last row of each request for which that is said."""
+    def _follow_waiting(self, request_ids: Sequence[str], pending: Pending) -> dict[str, int]:
+        """Applies the rule to what waits of some requests; what must follow their last rows, where that is said."""
         assert self._waiting is not None
-        rows = self._waiting.take()
+        rows = self._waiting.take(request_ids)
         picks = self._picks(rows.request_ids)
         try:
             outcome = self._follow(rows, picks, pending) if picks else None
@@ -325,10 +327,10 @@ class ExitHook:
         if outcome is None:
             return {}
         ends = np.cumsum(rows.counts) - 1
-        flags = zip(outcome.thinking[ends].tolist(), outcome.open[ends].tolist(), strict=True)
-        self._thinking.update(zip(rows.request_ids, flags, strict=True))
-        tokens = zip(rows.request_ids, outcome.forced[ends].tolist(), strict=True)
-        forced = {request_id: token for request_id, token in tokens if token >= 0}
+        thinking, open_, tokens = (values[ends].tolist() for values in outcome[1:3] + outcome[:1])
+        for name, *seen in zip(rows.request_ids, thinking, open_, strict=True):
+            self._thinking.keep(name, *seen)
+        forced = {name: token for name, token in zip(rows.request_ids, tokens, strict=True) if token >= 0}
         if len(self._markers.end) > 1:
             self._waiting.urgent |= forced.keys()
         return forced

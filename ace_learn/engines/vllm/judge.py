@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.measure import Grid, Likelihood
+from ace_learn.engines.vllm.measure import Grid, Passed, Seen
 from ace_learn.engines.vllm.slots import SlotTable
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.rule import PolicyRows, limits_of
@@ -91,25 +91,25 @@ class Judge:
         self.vocab_size = len(machine.tables.breaks)
         self._read = torch.tensor([name in family.signals for name in SIGNALS], device=end.device)
 
-    def __call__(self, grid: Grid, followed: Likelihood, table: SlotTable) -> Judged:
-        """Judges the rows.
+    def __call__(self, seen: Seen, table: SlotTable) -> Judged:
+        """Judges the rows of the grid.
 
         Raises:
             ValueError: The head gives another shape than one row of learned signals per row.
         """
+        grid, passed = seen.grid, seen.passed
         settings = table.settings[grid.slots]
-        first = grid.positions[:, 0]
+        first = grid.positions[:, 0] if passed is None else passed.first
         opening = first == settings[:, 0].long() - 1  # the prompt's last token: the state after it is there already
         (before,), found = table.states.load(grid.slots, torch.where(opening, first, first - 1))
-        found = found & (opening | followed.known)
+        found = found & (opening | seen.likelihood.known)
         known = found[:, None] & ((grid.real & (grid.tokens >= 0)).long().cumprod(1) > 0)
-        decision = Decision.unpack(before[:, SPAN_SIZE:])
-        span = self.machine.advance(
-            Span.unpack(before[:, :SPAN_SIZE]),
-            grid.tokens.clamp(0, self.vocab_size - 1),
-            followed.logprobs,
-            follows=~opening,
-        )
+        decision, span = Decision.unpack(before[:, SPAN_SIZE:]), Span.unpack(before[:, :SPAN_SIZE])
+        follows = ~opening
+        if passed is not None:
+            span, follows = self._pass_over(span, passed, opening)
+        tokens = grid.tokens.clamp(0, self.vocab_size - 1)
+        span = self.machine.advance(span, tokens, seen.likelihood.logprobs, follows=follows)
         verdicts = decide(
             decision,
             span,
@@ -134,6 +134,13 @@ class Judge:
             smoothed=after.smoothed,
             span=span,
         )
+
+    def _pass_over(self, span: Span, passed: Passed, opening: Bool[Tensor, " B"]) -> tuple[Span, Bool[Tensor, " B"]]:
+        """The span behind the passed rows, and whether the next row follows on it."""
+        quiet = passed.quiet.clone()
+        quiet[:, 0] &= ~opening
+        tokens = passed.tokens.clamp(0, self.vocab_size - 1)
+        return self.machine.pass_over(span, tokens, passed.logprobs, quiet), ~opening | passed.quiet[:, 0]
 
     def _signals(self, grid: Grid, span: Span) -> Float[Tensor, "B W S"]:
         """Every signal of every row, NaN where it is not computed."""

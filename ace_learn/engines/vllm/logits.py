@@ -49,6 +49,21 @@ def stops_to_end(
         stop_ids: Tokens that end a request.
         end: The think end, one token.
     """
+    if logits.device.type == "cpu":
+        _stops_on_host(logits.numpy(), rows.numpy(), temperature.numpy(), stop_ids.numpy(), end)
+    else:
+        stops_on_device(logits, rows, temperature, stop_ids, end)
+    return logits
+
+
+def stops_on_device(
+    logits: Float[Tensor, "R V"],
+    rows: Bool[Tensor, " R"],
+    temperature: Float[Tensor, " R"],
+    stop_ids: Int[Tensor, " S"],
+    end: int,
+) -> None:
+    """`stops_to_end` without a look at any value."""
     own, stops = logits[:, end], logits[:, stop_ids]
     every = torch.cat((own[:, None], stops), dim=-1)
     scale = temperature[:, None].clamp_min(_GREEDY)
@@ -57,7 +72,23 @@ def stops_to_end(
     moves = rows & (own > -torch.inf)
     logits[:, end] = torch.where(moves, merged, own)
     logits[:, stop_ids] = torch.where(moves[:, None], -torch.inf, stops)
-    return logits
+
+
+def _stops_on_host(
+    logits: Float[np.ndarray, "R V"],
+    rows: Bool[np.ndarray, " R"],
+    temperature: Float[np.ndarray, " R"],
+    stop_ids: Int[np.ndarray, " S"],
+    end: int,
+) -> None:
+    """The same where a call of torch would cost several times its arithmetic."""
+    (moves,) = np.nonzero(rows & (logits[:, end] > -np.inf))
+    ids = np.append(stop_ids, end)
+    every, own = logits[moves[:, None], ids], temperature[moves]
+    most = every.max(1)
+    shares = np.exp((every - most[:, None]) / np.maximum(own, _GREEDY)[:, None])
+    logits[moves[:, None], ids] = -np.inf
+    logits[moves, end] = np.where(own > _GREEDY, most + own * np.log(shares.sum(1)), most)
 
 
 def allowed_ends(

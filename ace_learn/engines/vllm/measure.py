@@ -72,19 +72,18 @@ class Grid(NamedTuple):
     allowed: Bool[Tensor, "B W E"] | None
     """Whether the grammar allows each token of the think end; None: no grammar."""
 
-    def request(self, index: int) -> Grid:
-        """One of the requests, as a grid of one."""
-        one = slice(index, index + 1)
-        draft = None if self.hidden.draft is None else self.hidden.draft[one]
+    def map(self, change: Callable[[Tensor], Tensor]) -> Grid:
+        """The same with every field but the slots changed."""
+        draft = None if self.hidden.draft is None else change(self.hidden.draft)
         return Grid(
-            slots=self.slots[one],
-            real=self.real[one],
-            tokens=self.tokens[one],
-            positions=self.positions[one],
-            entropy=self.entropy[one],
-            totals=self.totals[one],
-            hidden=self.hidden._replace(last=self.hidden.last[one], aux=self.hidden.aux[one], draft=draft),
-            allowed=None if self.allowed is None else self.allowed[one],
+            slots=self.slots,
+            real=change(self.real),
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            entropy=change(self.entropy),
+            totals=change(self.totals),
+            hidden=Hidden(change(self.hidden.last), change(self.hidden.aux), draft),
+            allowed=None if self.allowed is None else change(self.allowed),
         )
 
 
@@ -96,9 +95,50 @@ class Likelihood(NamedTuple):
     known: Bool[Tensor, " B"]
     """Whether that of the first row is known, or nothing reads it."""
 
-    def request(self, index: int) -> Likelihood:
-        """One of the requests."""
-        return Likelihood(self.logprobs[index : index + 1], self.known[index : index + 1])
+
+class Passed(NamedTuple):
+    """Rows that the rule need not look at one by one: none of them ends a line or stands in a marker."""
+
+    first: Int[Tensor, " B"]
+    """Position of each request's first row, be it passed or looked at."""
+    tokens: Int[Tensor, "B Q"]
+    logprobs: Float[Tensor, "B Q"]
+    quiet: Bool[Tensor, "B Q"]
+    """Where there is such a row."""
+
+
+class Seen(NamedTuple):
+    """What the rule reads of a step."""
+
+    grid: Grid
+    likelihood: Likelihood
+    passed: Passed | None = None
+    """The rows before those of the grid; None: there are none."""
+
+    def request(self, index: int) -> Seen:
+        """What it reads of one request."""
+        one = slice(index, index + 1)
+        return Seen(
+            self.grid.map(lambda field: field[one])._replace(slots=self.grid.slots[one]),
+            Likelihood(*(field[one] for field in self.likelihood)),
+            None if self.passed is None else Passed(*(field[one] for field in self.passed)),
+        )
+
+    def folded(self, ends: Int[Tensor, " B"]) -> Seen:
+        """With all rows passed but one of each request.
+
+        Args:
+            ends: Its column.
+        """
+        grid, logprobs = self.grid, self.likelihood.logprobs
+        requests = torch.arange(len(ends), device=ends.device)
+        quiet = torch.arange(grid.real.shape[1], device=ends.device) < ends[:, None]
+        passed = Passed(grid.positions[:, 0], grid.tokens, logprobs, quiet)
+        return Seen(
+            grid.map(lambda field: field[requests, ends][:, None]),
+            self.likelihood._replace(logprobs=logprobs[requests, ends][:, None]),
+            passed,
+        )
 
 
 class Meter:

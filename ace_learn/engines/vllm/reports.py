@@ -69,8 +69,6 @@ class Part:
     """Of the layout's requests; None for one that is not followed."""
     values: Tensor
     """What `pack` gave, on the host once the step's copies are done; requests behind the owners are nobody's."""
-    waited: list[int]
-    """Rows of each owner that are of earlier steps."""
 
     def read(self, found: Findings) -> None:
         """Adds what the values say."""
@@ -79,7 +77,7 @@ class Part:
         for index, row in np.argwhere(rows[..., 0] > 0).tolist():
             owner = self.owners[index]
             if owner is not None:
-                _read_row(found, owner, row - self.waited[index], rows[index, row].tolist())
+                _read_row(found, owner, row, rows[index, row].tolist())
         requests = values[:, -_REQUEST_SIZE:].tolist()
         for owner, (broken, over, first) in zip(self.owners, requests, strict=True):
             if owner is None:

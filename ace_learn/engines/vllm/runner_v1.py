@@ -65,7 +65,7 @@ class V1Exits(RunnerExits):
         size = len(request_ids)
         if metadata is None:
             counts = np.ones(size, dtype=np.int64)
-            indices = runner.query_start_loc.gpu[1 : size + 1].long() - 1
+            indices = runner.query_start_loc.gpu[1 : size + 1] - 1
         else:
             counts = np.asarray(metadata.num_draft_tokens, dtype=np.int64) + 1
             indices = metadata.logits_indices.long()
@@ -80,8 +80,8 @@ class V1Exits(RunnerExits):
         return StepRows(
             request_ids=request_ids,
             counts=counts,
-            tokens=runner.input_ids.gpu[indices].long(),
-            positions=runner.positions[indices].long(),
+            tokens=runner.input_ids.gpu.index_select(0, indices).long(),
+            positions=runner.positions.index_select(0, indices).long(),
             hidden=self.layer.hidden,
             logits=state.logits,
             aux=self.aux_rows(state.aux_hidden_states, indices),

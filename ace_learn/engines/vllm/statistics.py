@@ -27,8 +27,8 @@ def logit_statistics(
         logits: Raw logits.
         chosen: Which rows; None: all.
     """
-    if torch.compiler.is_compiling():  # one pass over all that is needed
-        return on_device((logits if chosen is None else logits[chosen]).float())
+    if torch.compiler.is_compiling():
+        return fused((logits if chosen is None else logits[chosen]).float())
     size = max(1, _AT_ONCE.get(logits.device.type, 2**26) // logits.shape[1])
     in_cache = logits.device.type == "cpu" and logits.numel() > _SMALL
     statistics = _on_cpu if in_cache else on_device
@@ -45,6 +45,15 @@ def on_device(rows: Float[Tensor, "n V"]) -> tuple[Float[Tensor, " n"], Float[Te
     probabilities = rows.softmax(-1)
     totals = rows.amax(-1) - probabilities.amax(-1).log()
     return totals, totals - (probabilities * rows.clamp_min(_SMALLEST)).sum(-1)
+
+
+def fused(rows: Float[Tensor, "n V"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """The same for a compiler, which makes two passes of it; a softmax would cost a third, and its exponentials."""
+    most = rows.amax(-1)
+    weights = (rows - most[:, None]).exp()
+    total = weights.sum(-1)
+    totals = most + total.log()
+    return totals, totals - (weights * rows.clamp_min(_SMALLEST)).sum(-1) / total
 
 
 def _on_cpu(rows: Float[Tensor, "n V"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:

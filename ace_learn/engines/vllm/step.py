@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.decorators import mark_dynamic
 
 from ace_learn.engines.vllm.judge import Judge, Judged
-from ace_learn.engines.vllm.measure import Meter
+from ace_learn.engines.vllm.measure import Meter, Seen
 from ace_learn.engines.vllm.reports import pack
 from ace_learn.engines.vllm.rows import Layout, RowTensors, StepRows, plan_of
 from ace_learn.engines.vllm.slots import NOWHERE, SlotTable
@@ -45,6 +45,7 @@ class DeviceStep:
         table: SlotTable,
         max_failures: int,
         width: int,
+        folds: bool,
         compiled: bool,
     ) -> None:
         """Puts the parts together.
@@ -54,14 +55,15 @@ class DeviceStep:
             meter: Measures the rows.
             table: The states.
             max_failures: Failures after which nothing is forced any more.
-            width: Rows of a request in a step at most, K+1.
+            width: Rows of a request in a step at most.
+            folds: Of a request's rows only the last may end a line or stand in a marker, and only there the rule looks.
             compiled: Compile it, for grids of this width; `warm_up` must come first.
         """
         self._judge, self._meter, self._table = judge, meter, table
         self._max_failures = max_failures
         self._failed = torch.zeros((), device=table.device)
         """Failures so far. Counted on the device, so that ranks agree on it whenever their reports are read."""
-        self._width, self._compiled = width, compiled
+        self._width, self._folds, self._compiled = width, folds, compiled
         self._apply: Callable[[RowTensors, Tensor], Outcome] = self._planned
         if compiled:
             self._apply = _compiled(self, DeviceStep._planned, table.device)
@@ -113,9 +115,8 @@ class DeviceStep:
         """
         tensors = rows.tensors()
         self._meter.prepare(tensors)
-        grid = self._meter.read(tensors, Layout.of(rows, picks, slots))
-        likelihood = self._meter.follow(grid)
-        return lambda index: self._judge(grid.request(index), likelihood.request(index), self._table)
+        seen, _ = self._see(tensors, Layout.planned(plan_of(rows, picks, slots, int(rows.counts.max()))))
+        return lambda index: self._judge(seen.request(index), self._table)
 
     def _plan(self, rows: StepRows, picks: Sequence[int], slots: Sequence[int]) -> Int[Tensor, "3 B W"]:
         """Where the rows of the picked requests are; often as in the step before."""
@@ -133,7 +134,8 @@ class DeviceStep:
         allowed = rows.allowed
         if allowed is None:
             allowed = torch.ones(len(rows.tokens), len(self._judge.end), dtype=torch.bool, device=rows.tokens.device)
-        return rows._replace(allowed=allowed, aux=rows.aux if self._meter.reads.aux else None).map(Tensor.contiguous)
+        whole = rows._replace(tokens=rows.tokens.long(), positions=rows.positions.long(), allowed=allowed)
+        return whole._replace(aux=rows.aux if self._meter.reads.aux else None).map(Tensor.contiguous)
 
     def _form_of(self, rows: RowTensors) -> list[object]:
         """What must be as it was when the step was compiled."""
@@ -144,11 +146,13 @@ class DeviceStep:
         self._failed += 1
 
     def _planned(self, rows: RowTensors, plan: Int[Tensor, "3 B W"]) -> Outcome:
+        for field in rows:  # a compiler then knows one size, where it would pass five
+            torch._check(field is None or len(field) == len(rows.tokens))
         return self._advance(rows, Layout.planned(plan))
 
     def _advance(self, rows: RowTensors, layout: Layout) -> Outcome:
-        grid = self._meter.read(rows, layout)
-        judged = self._judge(grid, self._meter.follow(grid), self._table)
+        seen, layout = self._see(rows, layout)
+        judged, grid = self._judge(seen, self._table), seen.grid
         slots = torch.where(judged.known, grid.slots[:, None], NOWHERE)
         self._table.states.store(slots.flatten(), grid.positions.flatten(), judged.states.flatten(0, 1))
         self._meter.keep(grid, judged.known)
@@ -160,6 +164,15 @@ class DeviceStep:
             open=layout.spread((thinking & judged.forces[:, None]).long(), size) > 0,
             report=pack(judged, grid.positions, broken),
         )
+
+    def _see(self, rows: RowTensors, layout: Layout) -> tuple[Seen, Layout]:
+        """What the rule reads of the rows, and where those rows are that it looks at."""
+        grid = self._meter.read(rows, layout)
+        seen = Seen(grid, self._meter.follow(grid))
+        if not self._folds:
+            return seen, layout
+        ends = (grid.real.sum(1) - 1).clamp_min(0)
+        return seen.folded(ends), layout.last(ends)
 
     def _count(self, slots: Int[Tensor, " B"], judged: Judged) -> tuple[Judged, Bool[Tensor, " B"]]:
         """Counts requests whose signals are NaN, once each; after too many failures nothing is forced any more."""

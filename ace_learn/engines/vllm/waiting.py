@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -13,99 +15,154 @@ from torch import Tensor
 from ace_learn.engines.vllm.rows import RowTensors, StepRows
 from ace_learn.thinking import BoundaryTables, ThinkMarkers
 
-WAITING = 8
-"""Rows of a request that are looked at together at most."""
+_MOST = 16
+"""Rows of a request that wait at most, and the one that they wait for."""
+_ROOM = 2**28
+"""Bytes of logits that may wait."""
+
+
+def rows_together(num_requests: int, vocab_size: int) -> int:
+    """Rows of a request that may be looked at together."""
+    return max(1, min(_MOST, _ROOM // (4 * num_requests * vocab_size)))
+
+
+class ThinkingRows(NamedTuple):
+    """Where a step's rows stand."""
+
+    thinking: Bool[Tensor, " R"]
+    """Rows whose next token is thought."""
+    open: Bool[Tensor, " R"] | None
+    """Those of `thinking` whose request may be forced; None where none may."""
+
+
+class LastLook:
+    """Whether requests thought, and could be forced, when the rule last looked at them."""
+
+    def __init__(self) -> None:
+        """Nothing was looked at yet."""
+        self._seen: dict[str, tuple[bool, bool]] = {}
+        self._latest: tuple[list[tuple[bool, bool]], ThinkingRows | None] = [], None
+
+    def keep(self, request_id: str, thinking: bool, open_: bool) -> None:
+        """Notes where a request stands."""
+        self._seen[request_id] = thinking, open_
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request."""
+        self._seen.pop(request_id, None)
+
+    def rows(self, request_ids: Sequence[str], live: AbstractSet[str]) -> ThinkingRows | None:
+        """Where the rows of a step stand, one of each request; of those that are not `live` nothing is known."""
+        seen = [self._seen[name] if name in live else (False, False) for name in request_ids]
+        if seen != self._latest[0]:  # mostly as in the step before
+            thinking, open_ = torch.tensor(seen).unbind(-1)
+            self._latest = seen, ThinkingRows(thinking, open_ if any(may for _, may in seen) else None)
+        return self._latest[1]
+
+
+class Member(NamedTuple):
+    """A request of a step that is followed, and its row."""
+
+    request_id: str
+    place: int
+    """In the step."""
+    position: int
 
 
 class _Row(NamedTuple):
-    step: int
+    step: RowTensors
+    """The step that it came in."""
     place: int
     token: int
     position: int
 
 
+@dataclass
+class _Waiting:
+    """Rows of a request, at positions one after another."""
+
+    rows: list[_Row] = field(default_factory=list)
+    judged: bool = False
+    """Whether the rule has looked at them."""
+
+
 class WaitingRows:
-    """The rows of the steps since the last one that mattered; for runners without speculation.
+    """Each request's rows since the last one that mattered; for runners without speculation.
 
     Between two line breaks or markers nothing can be forced and nothing opens or closes the thinking, so the rule may
-    see these rows together with the next one that matters. A prompt's rows before its last one never matter.
+    pass over these rows when the next one that matters is there. A prompt's rows before its last one never matter.
     """
 
-    def __init__(self, markers: ThinkMarkers, tables: BoundaryTables) -> None:
-        """Nothing waits yet."""
-        matters = (tables.breaks | tables.newline | tables.ends_newline).numpy().copy()
-        matters[[*markers.start, *markers.end]] = True
-        self._matters: Bool[np.ndarray, " V"] = matters
-        self._steps: list[RowTensors] = []
-        self._rows: dict[str, list[_Row]] = {}
-        self.urgent: set[str] = set()
-        """Requests whose rows all matter: behind them the rest of a think end of several tokens is forced."""
-        self.due = False
-        """Whether a row that came last matters, or no more can wait."""
-
-    def follows(self, rows: StepRows, places: Sequence[int], positions: Sequence[int]) -> bool:
-        """Whether some requests' rows of a step stand right behind those that wait."""
-        for place in places:
-            waiting = self._rows.get(rows.request_ids[place])
-            if waiting and waiting[-1].position + 1 != positions[place]:
-                return False
-        return True
-
-    def add(self, rows: StepRows, places: Sequence[int], positions: Sequence[int]) -> None:
-        """Lets the rows of some requests of a step wait; each request has one.
+    def __init__(self, markers: ThinkMarkers, tables: BoundaryTables, *, together: int) -> None:
+        """Nothing waits yet.
 
         Args:
-            rows: The step.
-            places: Which requests.
-            positions: Of all rows, on the host.
+            markers: Think markers of the target.
+            tables: Boundary tables of the target.
+            together: Rows of a request that are looked at together at most.
+        """
+        matters = (tables.breaks | tables.newline | tables.ends_newline).numpy().copy()
+        matters[[*markers.start, *markers.end]] = True
+        self._matters: list[bool] = matters.tolist()
+        self._together = together
+        self._requests: dict[str, _Waiting] = {}
+        self.urgent: set[str] = set()
+        """Requests whose rows all matter: behind them the rest of a think end of several tokens is forced."""
+
+    def add(self, rows: StepRows, members: Sequence[Member]) -> list[str]:
+        """Lets rows of a step wait; each request has one, and one that is run again waits no second time.
+
+        Returns:
+            Requests that can wait no longer.
         """
         assert len(rows.tokens) == len(rows.request_ids), "without speculation a request has one row"
-        if not places:
-            return
-        tensors = rows.tensors()
-        self._steps.append(tensors._replace(logits=tensors.logits.clone()))  # samplers change logits in place
-        tokens = rows.tokens.tolist()
-        for place in places:
-            row = _Row(len(self._steps) - 1, place, tokens[place], positions[place])
-            waiting = self._rows.setdefault(rows.request_ids[place], [])
-            waiting.append(row)
-            known = 0 <= row.token < len(self._matters)
-            matters = not known or bool(self._matters[row.token]) or rows.request_ids[place] in self.urgent
-            self.due = self.due or matters or len(waiting) == WAITING
-        self.due = self.due or len(self._steps) == WAITING
+        if not members:
+            return []
+        tokens, due = rows.tokens.tolist(), []
+        step = rows.tensors()._replace(logits=rows.logits.clone())  # samplers change logits in place
+        for request_id, place, position in members:
+            waiting = self._requests.get(request_id)
+            if waiting is not None and position <= waiting.rows[-1].position:
+                if waiting.judged and position == waiting.rows[-1].position:
+                    due.append(request_id)  # what must follow it was said of a step that was dropped
+                continue
+            if waiting is None or waiting.judged or position != waiting.rows[-1].position + 1:
+                waiting = self._requests[request_id] = _Waiting()
+            row = _Row(step, place, tokens[place], position)
+            waiting.rows.append(row)
+            if self._is_due(request_id, row.token) or len(waiting.rows) == self._together:
+                due.append(request_id)
+        return due
 
-    def take(self) -> StepRows:
-        """All that waits, a request's rows one after another."""
-        sizes = np.cumsum([0, *(len(step.tokens) for step in self._steps)])
-        every = [row for rows in self._rows.values() for row in rows]
-        index = torch.tensor([int(sizes[row.step]) + row.place for row in every])
-        taken = StepRows(
-            request_ids=list(self._rows),
-            counts=np.array([len(rows) for rows in self._rows.values()]),
-            tokens=torch.cat([step.tokens for step in self._steps])[index],
-            positions=torch.cat([step.positions for step in self._steps])[index],
-            hidden=torch.cat([step.hidden for step in self._steps])[index],
-            logits=torch.cat([step.logits for step in self._steps])[index],
-            aux=self._joined([step.aux for step in self._steps], index),
-            allowed=self._joined([step.allowed for step in self._steps], index),
+    def _is_due(self, request_id: str, token: int) -> bool:
+        return not 0 <= token < len(self._matters) or self._matters[token] or request_id in self.urgent
+
+    def take(self, request_ids: Sequence[str]) -> StepRows:
+        """All rows of some requests, a request's one after another, to be judged."""
+        taken = [self._requests[request_id] for request_id in request_ids]
+        for waiting in taken:
+            waiting.judged = True
+        rows = [row for waiting in taken for row in waiting.rows]
+        return StepRows(
+            request_ids=request_ids,
+            counts=np.array([len(waiting.rows) for waiting in taken]),
+            tokens=torch.tensor([row.token for row in rows]),
+            positions=torch.tensor([row.position for row in rows]),
+            hidden=torch.stack([row.step.hidden[row.place] for row in rows]),
+            logits=torch.stack([row.step.logits[row.place] for row in rows]),
+            aux=_stacked([(row.step.aux, row.place) for row in rows]),
+            allowed=_stacked([(row.step.allowed, row.place) for row in rows]),
         )
-        self._steps, self._rows, self.due = [], {}, False
-        return taken
 
     def drop(self, request_id: str) -> None:
         """Forgets a request."""
-        self._rows.pop(request_id, None)
+        self._requests.pop(request_id, None)
         self.urgent.discard(request_id)
-        if not self._rows:
-            self._steps, self.due = [], False
 
-    def _joined(self, parts: Sequence[Tensor | None], index: Tensor) -> Tensor | None:
-        """One field of all steps; a grammar may come and go, and where there is none everything is allowed."""
-        given = [part for part in parts if part is not None]
-        if not given:
-            return None
-        whole = [
-            given[0].new_ones(len(step.tokens), *given[0].shape[1:]) if part is None else part
-            for part, step in zip(parts, self._steps, strict=True)
-        ]
-        return torch.cat(whole)[index]
+
+def _stacked(cells: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
+    """Rows of a field that not every step has; ones, where others have it: without a grammar everything is allowed."""
+    given = next((values for values, _ in cells if values is not None), None)
+    if given is None:
+        return None
+    return torch.stack([given.new_ones(given.shape[1:]) if values is None else values[i] for values, i in cells])

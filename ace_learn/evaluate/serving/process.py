@@ -19,7 +19,12 @@ from ace_learn.engines.vllm.command import HOST_VARIABLE, PORT_VARIABLE, ServeCo
 _START_S = 600.0
 _STOP_S = 60.0
 _LOG_TAIL = 2000
-_CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker in the engine's process: two that poll take each other's core
+    "VLLM_NO_USAGE_STATS": "1",
+}
 """Defaults for tiny models on a CPU; what the environment says already is kept."""
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from ace_learn.json_type import JSON
 from ace_learn.testing.vllm.engine import running_engine
+from ace_learn.testing.vllm.planted import late_rows
 from ace_learn.testing.vllm.watch import Watched, watching
 
 Mode = Literal["plain", "chunked", "async"]
@@ -61,6 +63,8 @@ class Cell:
     requests: tuple[CellRequest, ...] = field(repr=False)
     options: dict[str, JSON] = field(default_factory=dict)
     """Further arguments of the engine."""
+    late: bool = False
+    """Plant a fault: exits are forced one row late (`late_rows`)."""
 
 
 class CellResult(NamedTuple):
@@ -96,7 +100,7 @@ def run_cell(cell: Cell) -> CellResult:
             )
             for request in cell.requests
         ]
-        with watching(llm) as watched:
+        with watching(llm) as watched, late_rows() if cell.late else nullcontext():
             outputs = llm.generate(prompts, params, use_tqdm=False)
     return CellResult(
         [list(output.outputs[0].token_ids) for output in outputs],
@@ -105,7 +109,7 @@ def run_cell(cell: Cell) -> CellResult:
     )
 
 
-def run_interpreted(cells: Sequence[Cell], *, timeout_s: float = 1800.0) -> list[CellResult]:
+def run_interpreted(cells: Sequence[Cell], *, timeout_s: float = 7200.0) -> list[CellResult]:
     """Runs cells on Model Runner V2, in a process of its own, since Triton must be told before it is imported.
 
     Raises:

@@ -6,16 +6,18 @@ sees whether drafts change how often each one comes.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.stats import chi2_contingency
+from scipy.optimize import brentq
+from scipy.stats import chi2, chi2_contingency, ncx2
 
 from ace_learn.engines.requests import Request
 from ace_learn.engines.sampling import Sampling
@@ -37,6 +39,7 @@ _LEAST_OUTCOMES = 8
 _LEAST_EXPECTED = 5.0
 """Rarer outcomes are counted together."""
 _HEAD_REQUESTS = 256
+_POWER = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,10 @@ class LawBenchmark:
     """Drafted tokens per step, K."""
     significance: float = 1e-4
     """The laws count as different where chance alone would make them look so in fewer cases than this."""
+    seed: int = 0
+    """Of the samples: 2 * seed without drafts, 2 * seed + 1 with them."""
+    late: bool = False
+    """Plant a fault, which must make the command fail: with drafts, exits are forced one row late."""
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
@@ -61,6 +68,8 @@ class LawBenchmark:
                 "need v1_tokens and v2_tokens >= 1000, draft_tokens >= 1 and 0 < significance < 1, not "
                 f"{self.v1_tokens}, {self.v2_tokens}, {self.draft_tokens} and {self.significance}"
             )
+        if self.seed < 0:
+            raise ValueError(f"the seed must not be negative; got {self.seed}")
 
 
 class LawResult(NamedTuple):
@@ -79,6 +88,28 @@ class LawResult(NamedTuple):
     """After rare ones were put together."""
     statistic: float
     p_value: float
+    distance: float
+    """Total variation between the samples; chance alone gives some."""
+
+
+def detectable(requests: int, outcomes: int, significance: float) -> float:
+    """The total variation between two laws from which on they are told apart in nine samples of ten.
+
+    With n requests of each law, p and q, the statistic is about noncentral chi-square, of noncentrality
+    n sum (p - q)^2 / (p + q). Cauchy-Schwarz bounds that from below by 2 n TV^2: laws that differ in few outcomes are
+    told apart earlier.
+
+    Args:
+        requests: In each sample, n.
+        outcomes: After rare ones were put together; with a single one, nothing is told apart.
+        significance: Level of the test.
+    """
+    freedom = outcomes - 1
+    if not freedom:
+        return math.inf
+    critical = chi2.isf(significance, freedom)
+    needed = brentq(lambda shift: ncx2.sf(critical, freedom, shift) - _POWER, 1e-6, 10 * critical + 100)
+    return float(np.sqrt(needed / (2 * requests)))
 
 
 def compare_laws(config: LawBenchmark) -> None:
@@ -92,7 +123,7 @@ def compare_laws(config: LawBenchmark) -> None:
         results = sample_laws(config, Path(folder), runners)
     failed = False
     for result in results:
-        print(line(result))
+        print(line(result, config.significance))
         seen = min(result.exits) > 0 and result.inside > 0 and result.tokens_per_step > 1
         seen &= result.outcomes >= _LEAST_OUTCOMES
         failed |= result.p_value < config.significance or not seen
@@ -104,13 +135,15 @@ def compare_laws(config: LawBenchmark) -> None:
         sys.exit(1)
 
 
-def line(result: LawResult) -> str:
-    """A result in words."""
+def line(result: LawResult, significance: float) -> str:
+    """A result in words, and what the test can tell apart at a level."""
+    seen = detectable(result.requests, result.outcomes, significance)
     return (
         f"{result.runner}: {result.requests:,} requests each, {result.tokens[0]:,} tokens without drafts "
         f"({result.exits[0]:,} exits), {result.tokens[1]:,} with ({result.exits[1]:,} exits, {result.inside:,} inside "
         f"an accepted window, {result.tokens_per_step:.2f} tokens per verify step): chi-square {result.statistic:.1f} "
-        f"over {result.outcomes} outcomes, p = {result.p_value:.3g}"
+        f"over {result.outcomes} outcomes, p = {result.p_value:.3g}; total variation {result.distance:.3f}, and laws "
+        f"that are {seen:.3f} apart fall below p = {significance:g} in {_POWER:.0%} of such samples"
     )
 
 
@@ -136,19 +169,25 @@ def _sample(config: LawBenchmark, folder: Path, runner: str) -> LawResult:
         # but they seldom foresee a sampled paragraph end, unless the drafter says little else.
         "draft_sample_method": "probabilistic" if runner == "V1" else "greedy",
     }
-    count = (config.v1_tokens if runner == "V1" else config.v2_tokens) // _MAX_TOKENS
-    cells = [_cell(models.target, head, speculation, count) for speculation in (None, draft)]
+    count = math.ceil((config.v1_tokens if runner == "V1" else config.v2_tokens) / _MAX_TOKENS)
+    cell = _cell(models.target, head, count)
+    # V2 draws by seed and position: with one seed for both, the samples would not be independent.
+    seeds: list[dict[str, JSON]] = [cell.options | {"seed": 2 * config.seed + arm} for arm in range(2)]
+    cells = [
+        replace(cell, options=seeds[0]),
+        replace(cell, options=seeds[1], speculation=draft, late=config.late),
+    ]
     none, drafted = [run_cell(cell) for cell in cells] if runner == "V1" else run_interpreted(cells)
     return compare_samples(runner, none, drafted)
 
 
-def _cell(model: Path, head: Path, speculation: dict[str, JSON] | None, count: int) -> Cell:
+def _cell(model: Path, head: Path, count: int) -> Cell:
     request = CellRequest(prompt_ids=_PROMPT, max_tokens=_MAX_TOKENS, extra_args={"ace_enabled": True}, temperature=1.0)
     return Cell(
         name="law",
         model=str(model),
         settings={"head": str(head)},
-        speculation=speculation,
+        speculation=None,
         requests=(request,) * count,
         options={"max_num_seqs": 128, "max_model_len": 64},
     )
@@ -168,6 +207,7 @@ def compare_samples(runner: str, none: CellResult, drafted: CellResult) -> LawRe
     counts = [Counter(outcome(ids, width) for ids in result.token_ids) for result in (none, drafted)]
     table = _pooled(np.array([[count[key] for key in sorted(counts[0] | counts[1])] for count in counts]))
     test = chi2_contingency(table, correction=False)
+    shares = table / table.sum(1, keepdims=True)
     return LawResult(
         runner=runner,
         tokens=(sum(map(len, none.token_ids)), sum(map(len, drafted.token_ids))),
@@ -178,6 +218,7 @@ def compare_samples(runner: str, none: CellResult, drafted: CellResult) -> LawRe
         outcomes=table.shape[1],
         statistic=float(test.statistic),
         p_value=float(test.pvalue),
+        distance=float(np.abs(shares[0] - shares[1]).sum() / 2),
     )
 
 

@@ -189,7 +189,7 @@ class Schedule:
         self.running, self.prefilling, self.in_flight = [], {}, []
         self.forced = {live.request_id: {} for live in lives}
         self.smoothed = {live.request_id: {} for live in lives}
-        self.events, self.failures, self.preemptions = [], [], 0
+        self.events, self.failures, self.preemptions, self.steps = [], [], 0, 0
 
     def run(self):
         while self.waiting or self.running:
@@ -212,6 +212,7 @@ class Schedule:
         return [*inner, last]
 
     def _step(self):
+        self.steps += 1
         parts, kept = [], []
         self.draw.shuffle(self.running)
         for live in self.running:

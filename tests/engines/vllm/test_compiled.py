@@ -12,6 +12,8 @@ from tests.engines.vllm.test_hook import ANY, compare, many, prepared, thinker
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
+LINES = replace(POLICY, smooth_over="boundaries")
+
 
 def compiled_hook(policy, num_draft_tokens=2):
     hook = make_hook(policy, num_draft_tokens=num_draft_tokens, compiled=True, num_requests=40)
@@ -34,7 +36,7 @@ def test_one_graph_per_hook_gives_what_one_token_per_step_gives(hooks, policy, a
     assert counters["stats"]["unique_graphs"] == before
 
 
-@pytest.mark.parametrize(("policy", "at_once", "lag"), [(POLICY, 3, 1), (ANY, 1, 0), (ANY, 4, 2)])
+@pytest.mark.parametrize(("policy", "at_once", "lag"), [(LINES, 3, 1), (ANY, 1, 0), (ANY, 4, 2)])
 def test_without_drafts_rows_wait_for_one_that_matters(policy, at_once, lag):
     lives = many(30, policy=policy)
     hook = compiled_hook(policy, num_draft_tokens=0)
@@ -46,11 +48,20 @@ def test_without_drafts_rows_wait_for_one_that_matters(policy, at_once, lag):
     assert schedule.preemptions > 5
     assert not schedule.failures
     assert max(looks) > at_once  # rows of several steps at once
+    assert len(looks) < schedule.steps
+
+
+def test_where_every_token_moves_the_average_no_row_waits():
+    lives = many(20, policy=POLICY)
+    hook = compiled_hook(POLICY, num_draft_tokens=0)
+    schedule = Schedule(hook, lives, seed=2, at_once=3, num_draft_tokens=0, lag=1).run()
+    assert hook._waiting is None
+    assert compare(schedule, lives) >= 5
 
 
 def test_a_request_that_was_given_up_ends_as_it_likes_while_others_go_on():
-    lives = [thinker(name, output=(0, 0, 2, 0, 2, 0, 0), policy=POLICY) for name in ("broken", "sound")]
-    hook = prepared(lives, compiled_hook(POLICY, num_draft_tokens=0))
+    lives = [thinker(name, output=(0, 0, 2, 0, 2, 0, 0), policy=LINES) for name in ("broken", "sound")]
+    hook = prepared(lives, compiled_hook(LINES, num_draft_tokens=0))
     opens, failures = [], []
     for step in range(6):
         rows = rows_of([window(live, 1) for live in lives])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ace_learn.engines.vllm.logits import allowed_ends, force_tokens, stops_to_end
+from ace_learn.engines.vllm.logits import allowed_ends, force_tokens, stops_on_device, stops_to_end
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 2.0])
@@ -21,6 +21,16 @@ def test_a_forced_row_is_one_hot_and_the_others_are_untouched(temperature):
 
 def law(logits, temperature):
     return (logits.double() / temperature).softmax(-1)
+
+
+def test_both_devices_do_the_same():
+    draw = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(64, 8, generator=draw)
+    logits[torch.rand(64, 8, generator=draw) < 0.2] = -torch.inf
+    rows, temperature = torch.rand(64, generator=draw) < 0.7, torch.rand(64, generator=draw).round(decimals=1)
+    stop_ids, twin = torch.tensor([1, 6]), logits.clone()
+    stops_on_device(twin, rows, temperature, stop_ids, 4)
+    assert torch.allclose(stops_to_end(logits, rows, temperature, stop_ids=stop_ids, end=4), twin, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])

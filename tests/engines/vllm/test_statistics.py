@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ace_learn.engines.vllm.statistics import logit_statistics, on_device
+from ace_learn.engines.vllm.statistics import fused, logit_statistics, on_device
 from ace_learn.exit.state import entropy_of
 
 
@@ -17,7 +17,7 @@ def cases():
 
 @pytest.mark.parametrize("name", cases())
 @pytest.mark.parametrize("chosen", [None, [3, 1]])
-@pytest.mark.parametrize("function", [logit_statistics, on_device])
+@pytest.mark.parametrize("function", [logit_statistics, on_device, fused])
 def test_statistics_are_those_of_the_log_softmax(name, chosen, function):
     logits = cases()[name]
     rows = logits if chosen is None else logits[chosen]
@@ -25,7 +25,7 @@ def test_statistics_are_those_of_the_log_softmax(name, chosen, function):
     if function is logit_statistics:
         totals, entropies = logit_statistics(logits, None if chosen is None else torch.tensor(chosen))
     else:
-        totals, entropies = on_device(rows.float())
+        totals, entropies = function(rows.float())
     torch.testing.assert_close(totals.double(), rows.double().logsumexp(-1), atol=1e-4, rtol=0)
     torch.testing.assert_close(entropies.double(), entropy_of(exact), atol=2e-4, rtol=0)
     assert totals.dtype == entropies.dtype == torch.float32

@@ -3,7 +3,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from ace_learn.testing.vllm.law import LawBenchmark, compare_laws
-from tests.engines.vllm.planted import plant_late_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -19,9 +18,9 @@ def test_nor_do_they_on_the_second_runner(capsys):
     assert "V2: " in capsys.readouterr().out
 
 
-def test_a_row_that_is_forced_late_is_found(monkeypatch, capsys):
-    plant_late_rows(monkeypatch)
+@pytest.mark.parametrize("runner", ["v1", pytest.param("v2", marks=pytest.mark.proof)])
+def test_a_row_that_is_forced_late_is_found(runner, capsys):
     with pytest.raises(SystemExit) as ended:
-        compare_laws(LawBenchmark(runner="v1", v1_tokens=20_000))
+        compare_laws(LawBenchmark(runner=runner, v1_tokens=20_000, late=True))
     assert ended.value.code == 1
-    assert "failed: on V1 the law with drafts is another one" in capsys.readouterr().out
+    assert f"failed: on {runner.upper()} the law with drafts is another one" in capsys.readouterr().out

@@ -3,7 +3,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from ace_learn.testing.vllm.parity import ParityBenchmark, compare_engines
-from tests.engines.vllm.planted import plant_late_rows
+from ace_learn.testing.vllm.planted import late_rows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -15,10 +15,9 @@ def test_greedy_outputs_are_the_same_in_all_engines(part, capsys):
     assert "all required" in capsys.readouterr().out
 
 
-def test_a_state_machine_that_is_off_by_one_row_is_found(monkeypatch, capsys):
-    plant_late_rows(monkeypatch)
+def test_a_state_machine_that_is_off_by_one_row_is_found(capsys):
     config = ParityBenchmark(parts=("v1",), draftings=("none", "draft_model"), modes=("plain",))
-    with pytest.raises(SystemExit) as ended:
+    with late_rows(), pytest.raises(SystemExit) as ended:
         compare_engines(config)
     assert ended.value.code == 1
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
