@@ -222,7 +222,7 @@ class V2Exits(RunnerExits):
 
     def apply(self, logits: Float[Tensor, "rows V"], context: LogitsContext) -> Float[Tensor, "rows V"]:
         """Forces the rows of one call of our processor: the whole step, or some of its requests."""
-        if self.forced is None or self._batch is None:
+        if self._batch is None or (self.forced is None and self.open is None):
             return logits
         slots = context.expanded_idx_mapping
         first = first_row(slots, self._batch)

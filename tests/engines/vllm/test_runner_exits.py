@@ -37,7 +37,6 @@ class Hook:
 @pytest.fixture
 def exits():
     from ace_learn.engines.vllm.runner import RunnerExits
-    from ace_learn.engines.vllm.settings import Settings
 
     class Exits(RunnerExits):
         def attach(self, runner):
@@ -46,6 +45,12 @@ def exits():
         def before_sampling(self, grammar):
             pass
 
+    return made(Exits)
+
+
+def made(kind):
+    from ace_learn.engines.vllm.settings import Settings
+
     markers = ThinkMarkers((5,), (7,))
     served = SimpleNamespace(
         head=SimpleNamespace(identity=SimpleNamespace(markers=markers)),
@@ -53,7 +58,7 @@ def exits():
         stop_ids=(1,),
     )
     layer = SimpleNamespace(weight=torch.zeros(VOCABULARY, 4))
-    return Exits(Hook(), served, Settings(head="head"), layer, reports=True)
+    return kind(Hook(), served, Settings(head="head"), layer, reports=True)
 
 
 def request(request_id, extra_args, *, prompt=(5, 6), ignore_eos=False):
@@ -126,3 +131,19 @@ def test_forced_tokens_and_stop_tokens_until_the_step_is_done(exits):
     assert part.equal(shaped[2:])
     assert exits.done()
     assert exits.shape(logits.clone(), slice(None), torch.ones(4)).equal(logits)
+
+
+def test_on_the_second_runner_stop_tokens_end_the_thinking_where_nothing_is_forced():
+    from ace_learn.engines.vllm.runner_v2 import V2Exits
+
+    exits, slots = made(V2Exits), torch.tensor([0, 1])
+    exits.runner = SimpleNamespace(
+        sampler=SimpleNamespace(sampling_states=SimpleNamespace(temperature=SimpleNamespace(gpu=torch.ones(2))))
+    )
+    exits._batch = SimpleNamespace(expanded_idx_mapping=slots)
+    logits = torch.randn(2, VOCABULARY)
+    assert exits.apply(logits.clone(), SimpleNamespace(expanded_idx_mapping=slots)).equal(logits)
+    exits.open = torch.tensor([True, False])  # as where rows wait: nothing is forced, and the thinking is open
+    shaped = exits.apply(logits.clone(), SimpleNamespace(expanded_idx_mapping=slots))
+    assert shaped[0, 1] == -torch.inf
+    assert shaped[1].equal(logits[1])
