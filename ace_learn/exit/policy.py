@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +18,7 @@ from ace_learn.signals import BY_NAME, SIGNALS
 
 Predicate = Literal["all", "any", "score", "never"]
 SmoothOver = Literal["tokens", "boundaries"]
+Values = TypeVar("Values", Tensor, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +216,7 @@ def smooth(signals: Float[Tensor, "*batch P S"], ewma: float) -> Float[Tensor, "
     return torch.stack(smoothed, dim=-2) if smoothed else signals
 
 
-def ewma_step(
-    average: Float[Tensor, "*rows S"], value: Float[Tensor, "*rows S"], ewma: float
-) -> Float[Tensor, "*rows S"]:
+def ewma_step(average: Values, value: Values, ewma: float) -> Values:
     """One update of the moving average: the single place of its arithmetic, so that replay and live agree exactly."""
     return ewma * value + (1.0 - ewma) * average
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ace_learn.exit.policy import ewma_step
 from ace_learn.exit.rule import ExitRule
 from ace_learn.signals import SIGNALS
-from ace_learn.thinking import IN_BREAK, TEXT, BoundaryTables, MarkerMatcher, ThinkMarkers
+from ace_learn.thinking import IN_BREAK, BoundaryTables, MarkerMatcher, ThinkMarkers
 
 
 class Span(NamedTuple):
@@ -124,39 +124,6 @@ class SpanMachine:
             span = moved
         fields = torch.stack([field for row in after for field in row], dim=-1)
         return Span.unpack(fields.unflatten(-1, (len(after), SPAN_SIZE)))
-
-    def pass_over(
-        self, span: Span, tokens: Int[Tensor, "B Q"], logprobs: Float[Tensor, "B Q"], quiet: Bool[Tensor, "B Q"]
-    ) -> Span:
-        """The span behind tokens of which none ends a line or stands in a marker, as `advance` would give it.
-
-        Args:
-            span: Before the first token.
-            tokens: One after another.
-            logprobs: Raw log-probability of each, nats.
-            quiet: Which of them are such tokens; the others are left out.
-        """
-        number = quiet.sum(1)
-        moved, inside = number > 0, span.in_think > 0
-        thought, same_paragraph = number * inside, (span.closed == 0) | ~moved
-        counted = quiet & inside[:, None]
-        text = (counted & ~self.tables.blank[tokens]).any(1)
-        sums, paragraph_sums = span.sum_logprob, span.paragraph_sum_logprob * same_paragraph
-        for added in torch.where(counted, logprobs, 0.0).unbind(1):  # in this order, to round as `advance` does
-            sums, paragraph_sums = sums + added, paragraph_sums + added
-        least = torch.where(counted, logprobs, torch.inf).amin(1)
-        return span._replace(
-            tokens=span.tokens + thought,
-            standing=torch.where(text, TEXT, span.standing),
-            closed=torch.where(moved, 0.0, span.closed),
-            start_matched=torch.where(moved, 0.0, span.start_matched),
-            end_matched=torch.where(moved, 0.0, span.end_matched),
-            sum_logprob=sums,
-            min_logprob=torch.minimum(span.min_logprob, least),
-            paragraph_tokens=span.paragraph_tokens * same_paragraph + thought,
-            paragraph_sum_logprob=paragraph_sums,
-            paragraph_min_logprob=torch.minimum(span.paragraph_min_logprob * same_paragraph, least),
-        )
 
     def _step(
         self, span: Span, token: BoundaryTables, start: Int[Tensor, " B"], end: Int[Tensor, " B"], logprob: Tensor

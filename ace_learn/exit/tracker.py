@@ -46,6 +46,20 @@ class Signaller(Protocol):
         ...
 
 
+def check_head(policy: ExitPolicy, signaller: Signaller | None) -> None:
+    """Refuses a policy without what it reads.
+
+    Raises:
+        ValueError: The policy reads learned signals, and there is no head.
+    """
+    learned = [name for name in policy.signals if name in LEARNED]
+    if signaller is None and learned:
+        raise ValueError(
+            f"the exit policy {policy.predicate!r} reads signals ({', '.join(learned)}): name a head folder to "
+            "compute them"
+        )
+
+
 class Rows(NamedTuple):
     """The rows of a verify step: input tokens, and what the target says after them."""
 
@@ -109,12 +123,7 @@ class ExitTracker:
         Raises:
             ValueError: The policy reads learned signals and there is no head.
         """
-        learned = [name for name in policy.signals if name in LEARNED]
-        if signaller is None and learned:
-            raise ValueError(
-                f"the exit policy {policy.predicate!r} reads signals ({', '.join(learned)}): name a head folder to "
-                "compute them"
-            )
+        check_head(policy, signaller)
         self.policy = policy
         self.signaller = signaller
         self.candidates = candidates

@@ -116,7 +116,7 @@ class SignalHead(nn.Module):
         self.register_buffer("std", torch.ones(feature_size))
         members = config.members if config.arch == "ensemble" else 1
         sizes = [feature_size, len(LEARNED)] if config.arch == "linear" else [feature_size, config.width, len(LEARNED)]
-        self.layers = nn.ModuleList(_MemberLinear(members, inputs, outputs) for inputs, outputs in pairwise(sizes))
+        self.layers = nn.ModuleList(MemberLinear(members, inputs, outputs) for inputs, outputs in pairwise(sizes))
         self.dropout = nn.Dropout(config.dropout)
 
     @property
@@ -128,6 +128,11 @@ class SignalHead(nn.Module):
         """Sets what is subtracted from and divided into every feature; constant features (std 0) are only shifted."""
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
+
+    @property
+    def member_layers(self) -> list[MemberLinear]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, MemberLinear)]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """What all signals share: every layer but the last, the member as the first axis; none in a linear head."""
@@ -160,16 +165,23 @@ class SignalHead(nn.Module):
         return natural(self.raw(features))
 
 
-class _MemberLinear(nn.Module):
-    """M linear layers side by side."""
+class MemberLinear(nn.Module):
+    """M linear layers side by side.
+
+    Attributes:
+        weight: [M, I, O].
+        bias: [M, O].
+    """
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        """Fresh weights from torch's global generator."""
         super().__init__()
         bound = 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, outputs).uniform_(-bound, bound))
 
     def forward(self, rows: Float[Tensor, "M n I"]) -> Float[Tensor, "M n O"]:
+        """Each member's outputs for its own rows."""
         return torch.bmm(rows, self.weight) + self.bias.unsqueeze(1)
 
 

@@ -53,14 +53,15 @@ class DerivedSignal(Signal):
 
     reads: tuple[str, ...]
     """Names of the columns (those of `COLUMNS`) that `compute` gets, in this order."""
-    compute: Callable[[Float[Tensor, "*rows C"]], Float[Tensor, "*rows"]]
-    """Columns [*rows, C] to values [*rows]; elementwise over the rows, since rows are looked at in any grouping."""
+    compute: Callable[[Float[Tensor, "*rows C"]], Float[Tensor, "*rows"]] | None = None
+    """Columns [*rows, C] to values [*rows]; elementwise over the rows, since rows are looked at in any grouping. None:
+    the one column that it reads, as it is."""
 
     def __post_init__(self) -> None:
         """Refuses columns that do not exist.
 
         Raises:
-            ValueError: As `Signal`, or it reads no, unknown or repeated columns.
+            ValueError: As `Signal`, it reads no, unknown or repeated columns, or several without `compute`.
         """
         super().__post_init__()
         known = [column for columns in COLUMNS.values() for column in columns]
@@ -68,6 +69,10 @@ class DerivedSignal(Signal):
             raise ValueError(
                 f"signal {self.name!r} must read one or more of the columns {', '.join(known)}, each once; "
                 f"it reads {', '.join(self.reads) or 'none'}"
+            )
+        if self.compute is None and len(self.reads) > 1:
+            raise ValueError(
+                f"signal {self.name!r} reads {len(self.reads)} columns; give it a compute that makes one value of them"
             )
 
     @property
@@ -86,6 +91,8 @@ class DerivedSignal(Signal):
         """
         places = {column: (source, index) for source in self.sources for index, column in enumerate(COLUMNS[source])}
         columns = [features[source][..., index] for source, index in map(places.__getitem__, self.reads)]
+        if self.compute is None:
+            return columns[0].float()
         inputs = torch.stack(columns, dim=-1).float()
         values = self.compute(inputs)
         if values.shape != inputs.shape[:-1] or not values.is_floating_point():

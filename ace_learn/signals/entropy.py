@@ -6,6 +6,5 @@ SIGNAL = DerivedSignal(
     name="entropy",
     description="entropy of the next-token distribution, nats",
     reads=("entropy",),
-    compute=lambda columns: columns[..., 0],
     falls=True,
 )

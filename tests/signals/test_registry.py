@@ -136,12 +136,18 @@ def test_a_module_without_a_signal_of_its_own_is_refused(tmp_path, monkeypatch, 
         ({"reads": ()}, "it reads none"),
         ({"reads": ("entropy", "entropy")}, "each once"),
         ({"reads": ("mood",)}, "candidate_present"),
+        ({"reads": ("entropy", "log_tokens"), "compute": None}, "reads 2 columns; give it a compute"),
     ],
 )
 def test_a_signal_that_could_not_be_read_is_refused(change, message):
     fields = {"name": "mood", "description": "d", "reads": ("entropy",), "compute": lambda columns: columns[..., 0]}
     with pytest.raises(ValueError, match=message):
         DerivedSignal(**fields | change)
+
+
+def test_without_a_compute_a_signal_is_its_column():
+    signal, features = DerivedSignal(name="mood", description="d", reads=("log_tokens",)), rows()
+    assert torch.equal(signal.values(features), features["scalars"][..., 0])
 
 
 def test_a_compute_of_the_wrong_shape_is_named():

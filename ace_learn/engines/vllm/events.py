@@ -16,7 +16,7 @@ class ExitEvent(NamedTuple):
 
     request_id: str
     row: int
-    """Which of the request's rows in the step, from 0; negative for a row of an earlier step that had waited."""
+    """Which of the request's rows in the step, from 0."""
     position: int
     """Of the row's input token, the boundary, in prompt and output together."""
     tokens_thought: int

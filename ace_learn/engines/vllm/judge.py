@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ace_learn.engines.vllm.measure import Grid, Passed, Seen
+from ace_learn.engines.vllm.measure import Grid, Seen
 from ace_learn.engines.vllm.slots import SlotTable
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.rule import PolicyRows, limits_of
@@ -77,16 +77,7 @@ class Judge:
             family: Predicate, smoothing, and the signals that are read.
             signaller: The head; None where no learned signal is read.
             end: The tokens of the think end.
-
-        Raises:
-            ValueError: The policies read learned signals, and there is no head.
         """
-        learned = [name for name in family.signals if name in LEARNED]
-        if signaller is None and learned:
-            raise ValueError(
-                f"the exit policy {family.predicate!r} reads signals ({', '.join(learned)}): name a head folder to "
-                "compute them"
-            )
         self.machine, self.family, self.signaller, self.end = machine, family, signaller, end
         self.vocab_size = len(machine.tables.breaks)
         self._read = torch.tensor([name in family.signals for name in SIGNALS], device=end.device)
@@ -97,19 +88,16 @@ class Judge:
         Raises:
             ValueError: The head gives another shape than one row of learned signals per row.
         """
-        grid, passed = seen.grid, seen.passed
+        grid = seen.grid
         settings = table.settings[grid.slots]
-        first = grid.positions[:, 0] if passed is None else passed.first
+        first = grid.positions[:, 0]
         opening = first == settings[:, 0].long() - 1  # the prompt's last token: the state after it is there already
         (before,), found = table.states.load(grid.slots, torch.where(opening, first, first - 1))
         found = found & (opening | seen.likelihood.known)
         known = found[:, None] & ((grid.real & (grid.tokens >= 0)).long().cumprod(1) > 0)
         decision, span = Decision.unpack(before[:, SPAN_SIZE:]), Span.unpack(before[:, :SPAN_SIZE])
-        follows = ~opening
-        if passed is not None:
-            span, follows = self._pass_over(span, passed, opening)
         tokens = grid.tokens.clamp(0, self.vocab_size - 1)
-        span = self.machine.advance(span, tokens, seen.likelihood.logprobs, follows=follows)
+        span = self.machine.advance(span, tokens, seen.likelihood.logprobs, follows=~opening)
         verdicts = decide(
             decision,
             span,
@@ -134,13 +122,6 @@ class Judge:
             smoothed=after.smoothed,
             span=span,
         )
-
-    def _pass_over(self, span: Span, passed: Passed, opening: Bool[Tensor, " B"]) -> tuple[Span, Bool[Tensor, " B"]]:
-        """The span behind the passed rows, and whether the next row follows on it."""
-        quiet = passed.quiet.clone()
-        quiet[:, 0] &= ~opening
-        tokens = passed.tokens.clamp(0, self.vocab_size - 1)
-        return self.machine.pass_over(span, tokens, passed.logprobs, quiet), ~opening | passed.quiet[:, 0]
 
     def _signals(self, grid: Grid, span: Span) -> Float[Tensor, "B W S"]:
         """Every signal of every row, NaN where it is not computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ FORCED_LOGIT = 1e30
 """Outweighs every other logit, so that the softmax is exactly one-hot at any temperature that vLLM accepts."""
 _GREEDY = 1e-5
 """Temperatures up to this one are greedy, as in vLLM."""
+_NOTHING = 17.0
+"""Nats by which a logit must be lower to add nothing to another that float32 could tell."""
 
 
 def force_tokens(logits: Float[Tensor, "R V"], forced: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
@@ -33,9 +36,7 @@ def stops_to_end(
     logits: Float[Tensor, "R V"],
     rows: Bool[Tensor, " R"],
     temperature: Float[Tensor, " R"],
-    *,
-    stop_ids: Int[Tensor, " S"],
-    end: int,
+    ends: Int[Tensor, " S"],
 ) -> Float[Tensor, "R V"]:
     """Gives the probability of stop tokens to the think end, in place.
 
@@ -46,13 +47,12 @@ def stops_to_end(
         logits: Before temperature and truncation.
         rows: Rows whose next token is thought.
         temperature: Of each row; 0 is greedy.
-        stop_ids: Tokens that end a request.
-        end: The think end, one token.
+        ends: The think end, one token, and then the tokens that end a request.
     """
     if logits.device.type == "cpu":
-        _stops_on_host(logits.numpy(), rows.numpy(), temperature.numpy(), stop_ids.numpy(), end)
+        _stops_on_host(logits.numpy(), rows.tolist(), temperature.tolist(), ends.tolist())
     else:
-        stops_on_device(logits, rows, temperature, stop_ids, end)
+        stops_on_device(logits, rows, temperature, ends)
     return logits
 
 
@@ -60,35 +60,41 @@ def stops_on_device(
     logits: Float[Tensor, "R V"],
     rows: Bool[Tensor, " R"],
     temperature: Float[Tensor, " R"],
-    stop_ids: Int[Tensor, " S"],
-    end: int,
+    ends: Int[Tensor, " S"],
 ) -> None:
     """`stops_to_end` without a look at any value."""
-    own, stops = logits[:, end], logits[:, stop_ids]
-    every = torch.cat((own[:, None], stops), dim=-1)
-    scale = temperature[:, None].clamp_min(_GREEDY)
-    sampled = temperature * (every / scale).logsumexp(-1)
-    merged = torch.where(temperature > _GREEDY, sampled, every.amax(-1))
-    moves = rows & (own > -torch.inf)
-    logits[:, end] = torch.where(moves, merged, own)
-    logits[:, stop_ids] = torch.where(moves[:, None], -torch.inf, stops)
+    every = logits[:, ends]
+    sampled = temperature * (every / temperature[:, None].clamp_min(_GREEDY)).logsumexp(-1)
+    merged = torch.full_like(every, -torch.inf)
+    merged[:, 0] = torch.where(temperature > _GREEDY, sampled, every.amax(-1))
+    moves = rows & (every[:, 0] > -torch.inf)
+    logits[:, ends] = torch.where(moves[:, None], merged, every)
 
 
 def _stops_on_host(
-    logits: Float[np.ndarray, "R V"],
-    rows: Bool[np.ndarray, " R"],
-    temperature: Float[np.ndarray, " R"],
-    stop_ids: Int[np.ndarray, " S"],
-    end: int,
+    logits: Float[np.ndarray, "R V"], rows: Sequence[bool], temperature: Sequence[float], ends: Sequence[int]
 ) -> None:
     """The same where a call of torch would cost several times its arithmetic."""
-    (moves,) = np.nonzero(rows & (logits[:, end] > -np.inf))
-    ids = np.append(stop_ids, end)
-    every, own = logits[moves[:, None], ids], temperature[moves]
-    most = every.max(1)
-    shares = np.exp((every - most[:, None]) / np.maximum(own, _GREEDY)[:, None])
-    logits[moves[:, None], ids] = -np.inf
-    logits[moves, end] = np.where(own > _GREEDY, most + own * np.log(shares.sum(1)), most)
+    end, *stops = (logits[:, token].tolist() for token in ends)
+    for row, (moves, scale, own, others) in enumerate(
+        zip(rows, temperature, end, zip(*stops, strict=True), strict=True)
+    ):
+        if not (moves and own > -math.inf):
+            continue
+        if max(others) > own - _NOTHING * scale:
+            end[row] = _merged((own, *others), scale)
+        for column in stops:
+            column[row] = -math.inf
+    for token, column in zip(ends, (end, *stops), strict=True):
+        logits[:, token] = column
+
+
+def _merged(logits: Sequence[float], temperature: float) -> float:
+    """The logit whose weight at this temperature is that of all of them."""
+    most = max(logits)
+    if temperature <= _GREEDY or most == math.inf:
+        return most
+    return most + temperature * math.log(sum(math.exp((logit - most) / temperature) for logit in logits))
 
 
 def allowed_ends(

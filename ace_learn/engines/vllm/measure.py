@@ -96,24 +96,11 @@ class Likelihood(NamedTuple):
     """Whether that of the first row is known, or nothing reads it."""
 
 
-class Passed(NamedTuple):
-    """Rows that the rule need not look at one by one: none of them ends a line or stands in a marker."""
-
-    first: Int[Tensor, " B"]
-    """Position of each request's first row, be it passed or looked at."""
-    tokens: Int[Tensor, "B Q"]
-    logprobs: Float[Tensor, "B Q"]
-    quiet: Bool[Tensor, "B Q"]
-    """Where there is such a row."""
-
-
 class Seen(NamedTuple):
     """What the rule reads of a step."""
 
     grid: Grid
     likelihood: Likelihood
-    passed: Passed | None = None
-    """The rows before those of the grid; None: there are none."""
 
     def request(self, index: int) -> Seen:
         """What it reads of one request."""
@@ -121,23 +108,6 @@ class Seen(NamedTuple):
         return Seen(
             self.grid.map(lambda field: field[one])._replace(slots=self.grid.slots[one]),
             Likelihood(*(field[one] for field in self.likelihood)),
-            None if self.passed is None else Passed(*(field[one] for field in self.passed)),
-        )
-
-    def folded(self, ends: Int[Tensor, " B"]) -> Seen:
-        """With all rows passed but one of each request.
-
-        Args:
-            ends: Its column.
-        """
-        grid, logprobs = self.grid, self.likelihood.logprobs
-        requests = torch.arange(len(ends), device=ends.device)
-        quiet = torch.arange(grid.real.shape[1], device=ends.device) < ends[:, None]
-        passed = Passed(grid.positions[:, 0], grid.tokens, logprobs, quiet)
-        return Seen(
-            grid.map(lambda field: field[requests, ends][:, None]),
-            self.likelihood._replace(logprobs=logprobs[requests, ends][:, None]),
-            passed,
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ _ROW_SIZE = 4 + len(SIGNALS)
 _REQUEST_SIZE = 3
 
 
-@dataclass
+@dataclass(slots=True)
 class Followed:
     """A request that the hook follows."""
 
@@ -45,33 +44,25 @@ class Findings(NamedTuple):
     over: list[tuple[Followed, int | None]]
     """Requests with the position of their first row, where it stands behind the thinking, or None."""
 
-
-@dataclass
-class Pending:
-    """A step that has not been reported."""
-
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-
-    def read(self) -> Findings:
-        """What the parts say."""
-        found = Findings([], [], [], [])
-        for part in self.parts:
-            part.read(found)
-        return found
+    @classmethod
+    def none(cls) -> Findings:
+        """Nothing, to be added to."""
+        return cls([], [], [], [])
 
 
-@dataclass
-class Part:
-    """What came of some rows."""
+class DevicePart(NamedTuple):
+    """What came of a step on the device."""
 
     owners: list[Followed | None]
     """Of the layout's requests; None for one that is not followed."""
     values: Tensor
     """What `pack` gave, on the host once the step's copies are done; requests behind the owners are nobody's."""
+    buffers: HostBuffers
+    """Where `values` is from."""
 
-    def read(self, found: Findings) -> None:
-        """Adds what the values say."""
+    def read(self) -> Findings:
+        """What the values say."""
+        found = Findings.none()
         values = self.values.numpy()[: len(self.owners)]
         rows = values[:, :-_REQUEST_SIZE].reshape(len(values), -1, _ROW_SIZE)
         for index, row in np.argwhere(rows[..., 0] > 0).tolist():
@@ -86,6 +77,8 @@ class Part:
                 found.broken.append(owner)
             if over or owner.over_since is not None:
                 found.over.append((owner, int(first) if over else None))
+        self.buffers.give_back(self.values)
+        return found
 
 
 def _read_row(found: Findings, owner: Followed, row: int, values: list[float]) -> None:
@@ -138,7 +131,7 @@ class HostBuffers:
             buffer = torch.empty(2 * values.numel(), pin_memory=True)
         return buffer[: values.numel()].view(values.shape).copy_(values, non_blocking=True)
 
-    def give_back(self, buffers: Iterable[Tensor]) -> None:
-        """Makes buffers free again."""
+    def give_back(self, buffer: Tensor) -> None:
+        """Makes a buffer free again."""
         if self.pinned:
-            self._free += [buffer.flatten() for buffer in buffers]
+            self._free.append(buffer.flatten())

@@ -121,12 +121,6 @@ class Layout(NamedTuple):
         slots, real, places = plan.unbind()
         return cls(slots[:, 0], real > 0, places, None)
 
-    def last(self, ends: Int[Tensor, " B"]) -> Layout:
-        """The layout of one cell of each request, in the given columns."""
-        assert self.places is not None
-        at = torch.arange(len(ends), device=ends.device), ends
-        return Layout(self.slots, self.real[at][:, None], self.places[at][:, None], None)
-
     def gather(self, values: Tensor) -> Tensor:
         """Of the step's values [R, ...], those of the grid [B, W, ...]."""
         return values.unflatten(0, self.real.shape) if self.places is None else values[self.places]

@@ -54,25 +54,23 @@ class RunnerExits(ABC):
         self.endless: set[str] = set()
         """Followed requests that stop tokens do not end."""
         end = served.head.identity.markers.end
-        self._end = end[0]
         # Behind a stop token a longer think end would have to be forced from its second token on, which no state knows.
         stops = len(end) == 1 and bool(served.stop_ids)
-        self._stop_ids = torch.tensor(served.stop_ids, device=layer.weight.device) if stops else None
+        self._ends = torch.tensor([*end, *served.stop_ids], device=layer.weight.device) if stops else None
         self.taps: tuple[int, ...] = ()
         self._observed = False
 
-    def warm_up(self, compute_logits: Callable[[Tensor], Tensor], size: int, kind: torch.dtype) -> None:
+    def warm_up(self, compute_logits: Callable[[Tensor], Tensor], kind: torch.dtype) -> None:
         """Compiles the exit rule, if it is to be compiled, for rows as the target gives them.
 
         Args:
             compute_logits: The target's output layer.
-            size: Of its hidden states.
-            kind: Their type.
+            kind: The type of its hidden states.
         """
         if not self.settings.compile:
             return
         device = self.layer.weight.device
-        logits = compute_logits(torch.zeros(2, size, dtype=kind, device=device))
+        logits = compute_logits(torch.zeros(2, self.layer.weight.shape[1], dtype=kind, device=device))
         assert self.layer.hidden is not None
         zero = torch.zeros(2, dtype=torch.long, device=device)
         aux = torch.zeros(2, self.served.head.spec.width("target_aux"), dtype=kind, device=device)
@@ -118,7 +116,7 @@ class RunnerExits(ABC):
             self.hook.abandon(request_ids, error)
             return
         self.forced = self.hook.observe(rows)
-        if self._stop_ids is not None:
+        if self._ends is not None:
             self.open = self._ending(rows)
 
     def _ending(self, rows: StepRows) -> Bool[Tensor, " R"] | None:
@@ -142,8 +140,8 @@ class RunnerExits(ABC):
             which: Which rows.
             temperature: Of each row; 0 is greedy.
         """
-        if self.open is not None and self._stop_ids is not None:
-            stops_to_end(logits, self.open[which], temperature, stop_ids=self._stop_ids, end=self._end)
+        if self.open is not None and self._ends is not None:
+            stops_to_end(logits, self.open[which], temperature, self._ends)
         return logits if self.forced is None else force_tokens(logits, self.forced[which])
 
     def follows(self, request_ids: Sequence[str]) -> bool:
@@ -169,13 +167,13 @@ class RunnerExits(ABC):
         self.taps = tuple(tapped.index(layer) for layer in wanted)
 
     def aux_rows(
-        self, tapped: Sequence[Float[Tensor, "T H"]] | None, indices: Int[Tensor, " R"]
+        self, tapped: Sequence[Float[Tensor, "T H"]] | None, which: Int[Tensor, " R"] | slice
     ) -> Float[Tensor, "R A"] | None:
         """The tapped layers of the logits rows, concatenated as the head was trained on them."""
         if not self.hook.reads_aux:
             return None
         assert tapped is not None, "the configuration was checked for a drafter that taps layers"
-        return torch.cat([tapped[i][indices] for i in self.taps], dim=-1)
+        return torch.cat([tapped[i][which] for i in self.taps], dim=-1)
 
     @abstractmethod
     def attach(self, runner: GPUModelRunner) -> None:

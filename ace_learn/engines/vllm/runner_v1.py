@@ -1,9 +1,9 @@
 """Exits on vLLM's first model runner (CPU, and the fallback on GPUs).
 
 Private names of vLLM that are touched here, all on the instance: `execute_model_state` with `logits` and
-`spec_decode_metadata`, `input_batch.req_ids`, `input_ids`, `positions`, `query_start_loc`, `sampler` and
-`rejection_sampler` with their `apply_logits_processors`. Where a head reads the drafter's states, `drafter.propose` and
-`drafter.model`, `discard_request_mask`, `optimistic_seq_lens_cpu` and `requests` as well.
+`spec_decode_metadata`, `input_batch.req_ids`, `input_ids`, `positions`, `query_start_loc`, `max_num_reqs`, `sampler`
+and `rejection_sampler` with their `apply_logits_processors`. Where a head reads the drafter's states,
+`drafter.propose` and `drafter.model`, `discard_request_mask`, `optimistic_seq_lens_cpu` and `requests` as well.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class V1Exits(RunnerExits):
         if self.hook.drafted is not None:
             self._watch_drafter(runner)
         self._bonus_rows: Int[Tensor, " B"] | None = None
+        self._one = np.ones(runner.max_num_reqs, dtype=np.int64)
         runner.sampler.apply_logits_processors = self._wrapped(runner.sampler.apply_logits_processors)
         if getattr(runner, "rejection_sampler", None) is not None:
             sampler = runner.rejection_sampler
@@ -62,30 +63,28 @@ class V1Exits(RunnerExits):
     def _rows(self, state: ExecuteModelState, grammar: GrammarOutput | None) -> StepRows:
         runner, metadata = self.runner, state.spec_decode_metadata
         request_ids = runner.input_batch.req_ids
-        size = len(request_ids)
-        if metadata is None:
-            counts = np.ones(size, dtype=np.int64)
-            indices = runner.query_start_loc.gpu[1 : size + 1] - 1
-        else:
+        size, scheduled = len(request_ids), state.scheduler_output
+        which: Int[Tensor, " R"] | slice = slice(size)
+        counts = self._one[which]
+        if metadata is not None:
             counts = np.asarray(metadata.num_draft_tokens, dtype=np.int64) + 1
-            indices = metadata.logits_indices.long()
+            which = metadata.logits_indices.long()
+        elif scheduled.total_num_scheduled_tokens > size:
+            which = runner.query_start_loc.gpu[1 : size + 1] - 1
+        allowed = None
+        if grammar is not None:
+            end, drafts = self.served.head.identity.markers.end, scheduled.scheduled_spec_decode_tokens
+            allowed = allowed_ends(grammar, request_ids, counts, end, drafts=drafts)
         assert self.layer.hidden is not None
-        allowed = allowed_ends(
-            grammar,
-            request_ids,
-            counts,
-            self.served.head.identity.markers.end,
-            drafts=state.scheduler_output.scheduled_spec_decode_tokens,
-        )
         return StepRows(
             request_ids=request_ids,
             counts=counts,
-            tokens=runner.input_ids.gpu.index_select(0, indices).long(),
-            positions=runner.positions.index_select(0, indices).long(),
+            tokens=runner.input_ids.gpu[which],
+            positions=runner.positions[which],
             hidden=self.layer.hidden,
             logits=state.logits,
-            aux=self.aux_rows(state.aux_hidden_states, indices),
-            allowed=None if allowed is None else to_device(_flat(allowed, counts), indices.device),
+            aux=self.aux_rows(state.aux_hidden_states, which),
+            allowed=None if allowed is None else to_device(_flat(allowed, counts), runner.device),
         )
 
     def _watch_drafter(self, runner: GPUModelRunner) -> None:

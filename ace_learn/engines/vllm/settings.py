@@ -85,7 +85,8 @@ class Settings:
     """Failures inside the hook after which it is off until the server is started again."""
     compile: bool = False
     """Compile the exit rule when the server starts: less time per step, for a start that takes longer the first time
-    (half a minute to minutes, then seconds). Needs a C++ compiler on a CPU, Triton on a GPU."""
+    (half a minute to minutes, then seconds). Needs a C++ compiler on a CPU, Triton on a GPU. On a CPU without
+    speculation there is nothing to compile where the policy smooths over boundaries: the rule is plain Python."""
     runtime_switch: bool = False
     """Whether `POST /ace/shadow` may switch shadow mode while the server runs."""
     acceptance: Acceptance = field(default_factory=Acceptance)

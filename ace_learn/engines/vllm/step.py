@@ -45,7 +45,6 @@ class DeviceStep:
         table: SlotTable,
         max_failures: int,
         width: int,
-        folds: bool,
         compiled: bool,
     ) -> None:
         """Puts the parts together.
@@ -56,14 +55,13 @@ class DeviceStep:
             table: The states.
             max_failures: Failures after which nothing is forced any more.
             width: Rows of a request in a step at most.
-            folds: Of a request's rows only the last may end a line or stand in a marker, and only there the rule looks.
             compiled: Compile it, for grids of this width; `warm_up` must come first.
         """
         self._judge, self._meter, self._table = judge, meter, table
         self._max_failures = max_failures
         self._failed = torch.zeros((), device=table.device)
         """Failures so far. Counted on the device, so that ranks agree on it whenever their reports are read."""
-        self._width, self._folds, self._compiled = width, folds, compiled
+        self._width, self._compiled = width, compiled
         self._apply: Callable[[RowTensors, Tensor], Outcome] = self._planned
         if compiled:
             self._apply = _compiled(self, DeviceStep._planned, table.device)
@@ -115,7 +113,7 @@ class DeviceStep:
         """
         tensors = rows.tensors()
         self._meter.prepare(tensors)
-        seen, _ = self._see(tensors, Layout.planned(plan_of(rows, picks, slots, int(rows.counts.max()))))
+        seen = self._see(tensors, Layout.planned(plan_of(rows, picks, slots, int(rows.counts.max()))))
         return lambda index: self._judge(seen.request(index), self._table)
 
     def _plan(self, rows: StepRows, picks: Sequence[int], slots: Sequence[int]) -> Int[Tensor, "3 B W"]:
@@ -151,7 +149,7 @@ class DeviceStep:
         return self._advance(rows, Layout.planned(plan))
 
     def _advance(self, rows: RowTensors, layout: Layout) -> Outcome:
-        seen, layout = self._see(rows, layout)
+        seen = self._see(rows, layout)
         judged, grid = self._judge(seen, self._table), seen.grid
         slots = torch.where(judged.known, grid.slots[:, None], NOWHERE)
         self._table.states.store(slots.flatten(), grid.positions.flatten(), judged.states.flatten(0, 1))
@@ -165,14 +163,10 @@ class DeviceStep:
             report=pack(judged, grid.positions, broken),
         )
 
-    def _see(self, rows: RowTensors, layout: Layout) -> tuple[Seen, Layout]:
-        """What the rule reads of the rows, and where those rows are that it looks at."""
+    def _see(self, rows: RowTensors, layout: Layout) -> Seen:
+        """What the rule reads of the rows."""
         grid = self._meter.read(rows, layout)
-        seen = Seen(grid, self._meter.follow(grid))
-        if not self._folds:
-            return seen, layout
-        ends = (grid.real.sum(1) - 1).clamp_min(0)
-        return seen.folded(ends), layout.last(ends)
+        return Seen(grid, self._meter.follow(grid))
 
     def _count(self, slots: Int[Tensor, " B"], judged: Judged) -> tuple[Judged, Bool[Tensor, " B"]]:
         """Counts requests whose signals are NaN, once each; after too many failures nothing is forced any more."""

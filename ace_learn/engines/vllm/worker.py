@@ -72,8 +72,8 @@ class AceWorker(WorkerBase):
         """Warms up the model, then the exit rule."""
         times = super().compile_or_warm_up_model()
         if self.exits is not None:
-            model = self.vllm_config.model_config
-            self.exits.warm_up(self.model_runner.get_model().compute_logits, model.get_hidden_size(), model.dtype)
+            dtype = self.vllm_config.model_config.dtype
+            self.exits.warm_up(self.model_runner.get_model().compute_logits, dtype)
         return times
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> object:
@@ -142,8 +142,7 @@ def attach_exits(config: VllmConfig, runner: GPUModelRunner, *, v2: bool) -> Run
         steps_in_flight=2 if config.scheduler_config.async_scheduling else 1,
         max_failures=settings.max_failures,
         compiled=settings.compile,
-        # Those that run and those that were preempted: what is compiled for them cannot grow.
-        num_requests=2 * config.scheduler_config.max_num_seqs if settings.compile else 1,
+        num_requests=2 * config.scheduler_config.max_num_seqs,  # those that run and those that were preempted
         ranks=ranks,
         reports=reports,
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray
 
 from ace_learn.contracts import Contract
@@ -50,38 +50,52 @@ class ArmRun:
 
     arm: ArmName
     concurrency: int
-    outputs: dict[int, ServedOutput] = field(default_factory=dict)
-    """By problem."""
-    correct: dict[int, bool] = field(default_factory=dict)
+    outputs: dict[int, list[ServedOutput]] = field(default_factory=dict)
+    """By problem, one of each round."""
+    correct: dict[int, list[bool]] = field(default_factory=dict)
+    """As `outputs`."""
     elapsed_s: float = 0.0
     """How long the server was busy with them."""
     exits: int = 0
     """By the server's own count."""
 
+    def add(self, output: ServedOutput) -> None:
+        """Notes the output of a problem in the next of its rounds."""
+        self.outputs.setdefault(output.key, []).append(output)
+
     def settle(self, records: Sequence[TraceRecord]) -> None:
-        """Scores the outputs of some problems.
+        """Scores the latest outputs of some problems.
 
         Raises:
             ValueError: The server failed on one of them.
         """
         for record in records:
-            output = self.outputs[record.problem]
+            output = self.outputs[record.problem][-1]
             if output.error is not None or output.finish_reason in ("error", "timeout"):
                 raise ValueError(f"problem {record.problem} got no answer: {output.error or output.finish_reason}")
             contract = Contract.from_spec(json.loads(record.contract))
             gold = None if record.gold is None else json.loads(record.gold)
-            self.correct[record.problem] = gold is not None and contract.equal(output.answer, gold)
+            right = gold is not None and contract.equal(output.answer, gold)
+            self.correct.setdefault(record.problem, []).append(right)
+
+    @property
+    def num_requests(self) -> int:
+        """Outputs of all problems and rounds."""
+        return sum(map(len, self.outputs.values()))
 
     def column(self, name: Literal["tokens", "seconds"]) -> Float[ndarray, " n"]:
-        """A figure of every output, in the order of the problems."""
-        return np.array([getattr(self.outputs[key], name) for key in sorted(self.outputs)], dtype=np.float64)
+        """A figure of every problem, the mean of its rounds, in the order of the problems."""
+        return self._means(lambda key: [getattr(output, name) for output in self.outputs[key]])
 
     @property
-    def valid(self) -> Bool[ndarray, " n"]:
-        """Which outputs hold an answer."""
-        return np.array([self.outputs[key].answer is not None for key in sorted(self.outputs)])
+    def valid(self) -> Float[ndarray, " n"]:
+        """In which share of its rounds each problem got an answer."""
+        return self._means(lambda key: [output.answer is not None for output in self.outputs[key]])
 
     @property
-    def right(self) -> Bool[ndarray, " n"]:
-        """Which answers are right."""
-        return np.array([self.correct[key] for key in sorted(self.outputs)])
+    def right(self) -> Float[ndarray, " n"]:
+        """In which share of its rounds each problem got the right answer."""
+        return self._means(self.correct.__getitem__)
+
+    def _means(self, figures: Callable[[int], Sequence[float]]) -> Float[ndarray, " n"]:
+        return np.array([np.mean(figures(key)) for key in sorted(self.outputs)], dtype=np.float64)

@@ -1,7 +1,8 @@
 """A data set's test problems against a server of our own: exits off, on, and a budget at the oracle exit, in one run.
 
-Which arm and which concurrency comes next is drawn for every block of problems, so that what else the machine does
-falls on all of them alike.
+The order of concurrencies and arms is drawn for every block of problems, what is compared follows on one another, and
+every second round goes the other way: what else the machine does falls on all arms alike, and a drift of its speed
+cancels out. Each round has a server of its own, since processes differ more than blocks do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -66,7 +68,9 @@ class ServeBenchmark:
     concurrency: tuple[int, ...] = (1, 4, 16)
     """Requests under way at a time."""
     block: int = 40
-    """Problems that are sent in one way before the next way is drawn."""
+    """Problems that are sent in one way before they are sent in the next."""
+    rounds: int = 2
+    """Servers, one after another, each of which gets every problem in each way; every second one in opposite order."""
     seed: int = 0
     """Of the order, and of the requests' sampling."""
     least_token_ratio: float = 1.5
@@ -76,10 +80,10 @@ class ServeBenchmark:
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
-        if self.problems < 2 or self.block < 1 or not self.concurrency or min(self.concurrency) < 1:
+        if self.problems < 2 or min(self.block, self.rounds) < 1 or not self.concurrency or min(self.concurrency) < 1:
             raise ValueError(
-                "need problems >= 2, block >= 1 and each concurrency >= 1, not "
-                f"{self.problems}, {self.block} and {list(self.concurrency)}"
+                "need problems >= 2, block >= 1, rounds >= 1 and each concurrency >= 1, not "
+                f"{self.problems}, {self.block}, {self.rounds} and {list(self.concurrency)}"
             )
         if len(set(self.concurrency)) != len(self.concurrency):
             raise ValueError(f"each concurrency once, not {list(self.concurrency)}")
@@ -132,8 +136,10 @@ def _run(
             "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
         },
     )
-    with running_server(served, folder / "server.log") as base_url:
-        asyncio.run(_ask_all(config, base_url, runs, records, settings))
+    with tqdm(total=config.rounds * len(records) * len(runs), unit="request", desc="serve") as bar:
+        for number in range(config.rounds):
+            with running_server(served, folder / f"server-{number}.log") as base_url:
+                asyncio.run(_ask_all(config, base_url, runs, records, settings, number, bar))
     return runs
 
 
@@ -143,20 +149,27 @@ async def _ask_all(
     runs: dict[tuple[int, ArmName], ArmRun],
     records: Sequence[TraceRecord],
     settings: JsonFields,
+    number: int,
+    bar: tqdm[NoReturn],
 ) -> None:
+    """One round."""
     longest = settings.integer("max_new_tokens")
     sampling = settings.fields("sampling")
     for arm in ARMS:
         await _ask(config, base_url, ArmRun(arm=arm, concurrency=1), records[:_WARM_UP], longest, sampling)
-    blocks = [records[start : start + config.block] for start in range(0, len(records), config.block)]
-    order = random.Random(config.seed)
-    with tqdm(total=len(records) * len(runs), unit="request", desc="serve") as bar:
-        for block in blocks:
-            drawn = list(runs)
-            order.shuffle(drawn)
-            for key in drawn:
-                await _ask(config, base_url, runs[key], block, longest, sampling)
-                bar.update(len(block))
+    for start in range(0, len(records), config.block):
+        block = records[start : start + config.block]
+        for key in _order(config, start, number):
+            await _ask(config, base_url, runs[key], block, longest, sampling)
+            bar.update(len(block))
+
+
+def _order(config: ServeBenchmark, start: int, number: int) -> list[tuple[int, ArmName]]:
+    """In which ways a block is sent in a round, one after another."""
+    draw = random.Random(f"{config.seed} {start}")
+    levels = draw.sample(config.concurrency, len(config.concurrency))
+    ways = [(level, arm) for level in levels for arm in draw.sample(ARMS, len(ARMS))]
+    return ways if number % 2 == 0 else ways[::-1]
 
 
 async def _ask(
@@ -185,7 +198,7 @@ async def _ask(
         await client.model()
         start = time.perf_counter()
         async for output in client.ask_all([request_of(run.arm, r, longest) for r in records], exits=False):
-            run.outputs[output.key] = output
+            run.add(output)
         run.elapsed_s += time.perf_counter() - start
     run.exits += round(await read_metric(base_url, _EXITS) - before)
     run.settle(records)

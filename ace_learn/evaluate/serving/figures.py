@@ -39,7 +39,8 @@ class ArmFigures(NamedTuple):
     arm: str
     concurrency: int
     n: int
-    exits: int
+    exits: float
+    """Share of the requests whose thinking the exit rule ended."""
     accuracy: Estimate
     tokens: Estimate
     """Mean output tokens."""
@@ -82,8 +83,9 @@ class Ratios(NamedTuple):
 
 def figures_of(run: ArmRun) -> ArmFigures:
     """The figures of an arm."""
-    seconds, valid = run.column("seconds"), run.valid.astype(np.float64)
-    in_parallel = float(seconds.sum()) / run.elapsed_s  # mean number of requests under way
+    seconds, valid = run.column("seconds"), run.valid
+    rounds = run.num_requests / len(seconds)
+    in_parallel = rounds * float(seconds.sum()) / run.elapsed_s  # mean number of requests under way
 
     def per_second(places: Int[ndarray, "R n"]) -> Float[ndarray, " R"]:
         answers: Float[ndarray, " R"] = valid[places].sum(1) / (seconds[places].sum(1) / in_parallel)
@@ -94,8 +96,8 @@ def figures_of(run: ArmRun) -> ArmFigures:
         arm=run.arm,
         concurrency=run.concurrency,
         n=n,
-        exits=run.exits,
-        accuracy=_estimate(n, _mean(run.right.astype(np.float64))),
+        exits=run.exits / run.num_requests,
+        accuracy=_estimate(n, _mean(run.right)),
         tokens=_estimate(n, _mean(run.column("tokens"))),
         latency_mean_s=_estimate(n, _mean(seconds)),
         latency_median_s=_estimate(n, _quantile(seconds, 0.5)),
@@ -108,13 +110,12 @@ def ratios_of(full: ArmRun, other: ArmRun) -> Ratios:
     """Full thinking over another arm; both ran the same problems."""
     assert sorted(full.outputs) == sorted(other.outputs), "the arms ran other problems"
     n = len(full.outputs)
-    lost = full.right.astype(np.float64) - other.right
     return Ratios(
         arm=other.arm,
         concurrency=other.concurrency,
         tokens=_estimate(n, _ratio(full.column("tokens"), other.column("tokens"))),
         latency=_estimate(n, _ratio(full.column("seconds"), other.column("seconds"))),
-        lost=_estimate(n, _mean(lost)),
+        lost=_estimate(n, _mean(full.right - other.right)),
     )
 
 
@@ -141,7 +142,7 @@ def table(figures: Sequence[ArmFigures], ratios: Sequence[Ratios]) -> str:
         "| concurrency | arm | n | exits | accuracy | tokens | mean (s) | median (s) | p95 (s) | valid answers/s |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(
-            f"| {f.concurrency} | {f.arm} | {f.n} | {f.exits} | {f.accuracy.text(3)} | {f.tokens.text(1)} | "
+            f"| {f.concurrency} | {f.arm} | {f.n} | {f.exits:.3f} | {f.accuracy.text(3)} | {f.tokens.text(1)} | "
             f"{f.latency_mean_s.text(3)} | {f.latency_median_s.text(3)} | {f.latency_p95_s.text(3)} | "
             f"{f.valid_per_s.text(2)} |"
             for f in figures

@@ -10,6 +10,7 @@ import torch
 
 from ace_learn.engines.signaller import HeadSignaller
 from ace_learn.engines.vllm.hook import ExitHook
+from ace_learn.engines.vllm.host_rule import HostRule
 from ace_learn.engines.vllm.rows import StepRows
 from ace_learn.exit.policy import ExitPolicy
 from ace_learn.exit.state import SPAN_SIZE, entropy_of
@@ -19,12 +20,13 @@ from ace_learn.heads.head import HeadConfig, SignalHead
 from ace_learn.signals import SIGNALS
 from ace_learn.thinking import BoundaryTables, ThinkMarkers, opens_think
 
-TEXTS = ["a", "\n", "\n\n", ".\n\n", "<t>", "</", "t>", "b", "c", "d"]
+TEXTS = ["a", "\n", "\n\n", ".\n\n", "<t>", "</", "t>", "b", "c", "d", " ", "x\n"]
 START, END = (4,), (5, 6)
 MARKERS = ThinkMarkers(START, END)
 TABLES = BoundaryTables.from_texts(TEXTS)
 VOCAB, HIDDEN, DELAY = len(TEXTS), 6, 5
 BODY = (0, 0, 7, 8, 9, 7, 1, 2, 3, 5)
+WHITE = (*BODY, 1, 1, 10, 10, 11, 11)
 SPEC = FeatureSpec(sources=("target_last", "target_aux", "scalars"), hidden_size=HIDDEN, aux_layers=(1,))
 OUTPUT_LAYER = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(0))
 
@@ -100,9 +102,9 @@ class Live:
         return self.at >= len(self.ids)
 
 
-def new_live(request_id, draw, options=None, length=30):
+def new_live(request_id, draw, options=None, length=30, body=BODY):
     prompt = draw.choices(BODY, k=draw.randint(1, 12))
-    output = [4, *draw.choices(BODY, k=length), 5, 6, 7, 2, 4, 0, 2, 0]
+    output = [4, *draw.choices(body, k=length), 5, 6, 7, 2, 4, 0, 2, 0]
     if draw.random() < 0.4:
         prompt, output = [*prompt, 4], output[1:]
     return Live(request_id, prompt, output, options or Options())
@@ -264,7 +266,10 @@ class Schedule:
         followed = self.hook._requests.get(request_id)
         if followed is None:
             return None
-        (state,), held = self.hook._table.states.load(torch.tensor([followed.slot]), torch.tensor([position]))
+        if isinstance(self.hook._rule, HostRule):
+            ended = followed.span.over or not followed.active  # nothing is followed behind the first think block
+            return None if ended else torch.tensor(followed.decision.smoothed)
+        (state,), held = self.hook._rule.table.states.load(torch.tensor([followed.slot]), torch.tensor([position]))
         return state[0, SPAN_SIZE : SPAN_SIZE + len(SIGNALS)] if bool(held) else None
 
     def _report(self):

@@ -21,12 +21,6 @@ def test_a_missing_device_is_named():
         HookBenchmark(device="cuda")
 
 
-def test_steps_whose_rows_wait_are_not_measured():
-    with pytest.raises(ValueError, match="leave 0 out of draft_tokens"):
-        HookBenchmark(compiled=True)
-    assert HookBenchmark(compiled=True, draft_tokens=(4,)).compiled
-
-
 def test_share_of_the_models_step():
     assert HookCost(16, 4, 250.0, 50_000.0).share == 0.005
 

@@ -12,8 +12,6 @@ from tests.engines.vllm.test_hook import ANY, compare, many, prepared, thinker
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-LINES = replace(POLICY, smooth_over="boundaries")
-
 
 def compiled_hook(policy, num_draft_tokens=2):
     hook = make_hook(policy, num_draft_tokens=num_draft_tokens, compiled=True, num_requests=40)
@@ -36,45 +34,10 @@ def test_one_graph_per_hook_gives_what_one_token_per_step_gives(hooks, policy, a
     assert counters["stats"]["unique_graphs"] == before
 
 
-@pytest.mark.parametrize(("policy", "at_once", "lag"), [(LINES, 3, 1), (ANY, 1, 0), (ANY, 4, 2)])
-def test_without_drafts_rows_wait_for_one_that_matters(policy, at_once, lag):
-    lives = many(30, policy=policy)
-    hook = compiled_hook(policy, num_draft_tokens=0)
-    looks = []
-    step = hook._step
-    hook._step = lambda rows, *picks: looks.append(len(rows.tokens)) or step(rows, *picks)
-    schedule = Schedule(hook, lives, seed=2, at_once=at_once, num_draft_tokens=0, lag=lag).run()
-    assert compare(schedule, lives) >= 10
-    assert schedule.preemptions > 5
-    assert not schedule.failures
-    assert max(looks) > at_once  # rows of several steps at once
-    assert len(looks) < schedule.steps
-
-
-def test_where_every_token_moves_the_average_no_row_waits():
+def test_without_drafts_a_step_is_a_row_of_each():
     lives = many(20, policy=POLICY)
-    hook = compiled_hook(POLICY, num_draft_tokens=0)
-    schedule = Schedule(hook, lives, seed=2, at_once=3, num_draft_tokens=0, lag=1).run()
-    assert hook._waiting is None
+    schedule = Schedule(compiled_hook(POLICY, num_draft_tokens=0), lives, seed=2, at_once=3, num_draft_tokens=0).run()
     assert compare(schedule, lives) >= 5
-
-
-def test_a_request_that_was_given_up_ends_as_it_likes_while_others_go_on():
-    lives = [thinker(name, output=(0, 0, 2, 0, 2, 0, 0), policy=LINES) for name in ("broken", "sound")]
-    hook = prepared(lives, compiled_hook(LINES, num_draft_tokens=0))
-    opens, failures = [], []
-    for step in range(6):
-        rows = rows_of([window(live, 1) for live in lives])
-        if step == 0:
-            rows = rows._replace(logits=torch.stack([torch.full_like(rows.logits[0], torch.nan), rows.logits[1]]))
-        hook.observe(rows)
-        opens.append(hook.open.tolist())
-        failures += [request_id for request_id, _ in hook.report().failures]
-        for live in lives:
-            live.at += 1
-    assert failures == ["broken"]
-    assert opens[0] == [True, True]  # a row that waits says nothing new
-    assert opens[-1] == [False, True]
 
 
 def test_a_grammar_is_part_of_the_graph(hooks):

@@ -36,9 +36,9 @@ ANY = replace(POLICY, predicate="any", smooth_over="boundaries", patience=2)
 EAGER = replace(POLICY, thresholds={"confidence": -1.0, "remaining": 1e9}, min_thinking_tokens=0)
 
 
-def many(count, seed=3, **options):
+def many(count, seed=3, body=BODY, **options):
     draw = random.Random(seed)
-    return [new_live(str(i), draw, Options(**options)) for i in range(count)]
+    return [new_live(str(i), draw, Options(**options), body=body) for i in range(count)]
 
 
 def compare(schedule, lives):
@@ -80,7 +80,7 @@ def test_slots_grow_with_the_requests_and_are_used_again():
     hook = make_hook(EAGER)
     schedule = Schedule(hook, lives, seed=2, at_once=40).run()
     assert compare(schedule, lives) > 25
-    assert len(hook._table.settings) == 64
+    assert len(hook._rule.table.settings) == 64
 
 
 class OneRowLate(ExitHook):
@@ -336,7 +336,7 @@ def test_what_a_runner_cannot_give_is_refused():
     with pytest.raises(ValueError, match="name a head folder"):
         ExitHook(
             markers=make_hook()._markers,
-            tables=make_hook()._step._judge.machine.tables,
+            tables=make_hook()._rule._step._judge.machine.tables,
             policy=POLICY,
             signaller=None,
             spec=None,

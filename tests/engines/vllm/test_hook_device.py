@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from ace_learn.engines.vllm import statistics
-from ace_learn.engines.vllm.reports import Part
+from ace_learn.engines.vllm.reports import DevicePart, Findings
 from tests.engines.vllm.hook_world import POLICY, make_head, make_hook, rows_of, window
 from tests.engines.vllm.test_hook import thinker
 
@@ -30,7 +30,7 @@ def two_steps(hook, *, allowed=False, starts=False):
 @pytest.mark.parametrize("options", [{}, {"allowed": True}, {"starts": True}], ids=["plain", "grammar", "starts"])
 def test_no_step_waits_for_the_device(options, monkeypatch):
     monkeypatch.setattr(statistics, "_on_cpu", statistics.on_device)
-    monkeypatch.setattr(Part, "read", lambda part, found: None)  # that is for the host, later
+    monkeypatch.setattr(DevicePart, "read", lambda part: Findings.none())  # that is for the host, later
     head = make_head()
     with FakeTensorMode(allow_non_fake_inputs=True):
         hook = make_hook(POLICY, signaller=head)

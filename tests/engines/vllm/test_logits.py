@@ -28,9 +28,9 @@ def test_both_devices_do_the_same():
     logits = 4 * torch.randn(64, 8, generator=draw)
     logits[torch.rand(64, 8, generator=draw) < 0.2] = -torch.inf
     rows, temperature = torch.rand(64, generator=draw) < 0.7, torch.rand(64, generator=draw).round(decimals=1)
-    stop_ids, twin = torch.tensor([1, 6]), logits.clone()
-    stops_on_device(twin, rows, temperature, stop_ids, 4)
-    assert torch.allclose(stops_to_end(logits, rows, temperature, stop_ids=stop_ids, end=4), twin, atol=1e-5)
+    ends, twin = torch.tensor([4, 1, 6]), logits.clone()
+    stops_on_device(twin, rows, temperature, ends)
+    assert torch.allclose(stops_to_end(logits, rows, temperature, ends), twin, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -39,7 +39,7 @@ def test_the_think_end_gets_the_probability_of_the_stop_tokens(temperature):
     logits = 4 * torch.randn(3, 8)
     before = law(logits, temperature)
     stop_ids = torch.tensor([1, 6])
-    stops_to_end(logits, torch.tensor([True, False, True]), torch.full((3,), temperature), stop_ids=stop_ids, end=4)
+    stops_to_end(logits, torch.tensor([True, False, True]), torch.full((3,), temperature), torch.tensor([4, 1, 6]))
     after = law(logits, temperature)
     assert torch.allclose(after[1], before[1])
     expected = before.clone()
@@ -50,21 +50,35 @@ def test_the_think_end_gets_the_probability_of_the_stop_tokens(temperature):
 
 def test_greedy_decoding_ends_the_thinking_where_it_would_have_stopped_and_nowhere_else():
     logits = torch.tensor([[0.0, 5.0, 1.0, 2.0], [0.0, 3.0, 4.0, 2.5]])
-    stops_to_end(logits, torch.ones(2, dtype=torch.bool), torch.zeros(2), stop_ids=torch.tensor([1]), end=3)
+    stops_to_end(logits, torch.ones(2, dtype=torch.bool), torch.zeros(2), torch.tensor([3, 1]))
     assert logits.argmax(-1).tolist() == [3, 2]  # together stop and end outweigh token 2, which greedy does not ask
+
+
+@pytest.mark.parametrize(("odd", "column"), [(torch.nan, 4), (torch.inf, 4), (torch.inf, 1)])
+def test_what_is_not_finite_is_the_same_on_both_devices(odd, column):
+    logits, rows, temperature = torch.zeros(2, 8), torch.ones(2, dtype=torch.bool), torch.tensor([0.0, 0.7])
+    logits[:, column] = odd
+    twin, ends = logits.clone(), torch.tensor([4, 1, 6])
+    stops_on_device(twin, rows, temperature, ends)
+    assert torch.equal(stops_to_end(logits, rows, temperature, ends).isfinite(), twin.isfinite())
+
+
+def test_a_step_of_no_rows_is_none():
+    logits = torch.zeros(0, 8)
+    assert stops_to_end(logits, torch.zeros(0, dtype=torch.bool), torch.zeros(0), torch.tensor([4, 1])).shape == (0, 8)
 
 
 def test_a_think_end_that_is_forbidden_gets_nothing():
     logits = torch.tensor([[0.0, 5.0, 1.0, -torch.inf]])
     before = logits.clone()
-    stops_to_end(logits, torch.tensor([True]), torch.ones(1), stop_ids=torch.tensor([1]), end=3)
+    stops_to_end(logits, torch.tensor([True]), torch.ones(1), torch.tensor([3, 1]))
     assert torch.equal(logits, before)
 
 
 def test_stop_tokens_that_min_tokens_hides_stay_hidden():
     logits = torch.tensor([[0.0, -torch.inf, 1.0, 2.0]])
     before = logits.clone()
-    stops_to_end(logits, torch.tensor([True]), torch.ones(1), stop_ids=torch.tensor([1]), end=3)
+    stops_to_end(logits, torch.tensor([True]), torch.ones(1), torch.tensor([3, 1]))
     assert torch.allclose(logits, before)
 
 
