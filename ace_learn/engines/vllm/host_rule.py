@@ -221,6 +221,8 @@ class HostRule:
             if position >= request.prompt_length and not self._advance(request, tokens[place]):
                 found.over.append((request, position))
                 continue
+            if not request.active:
+                continue
             if request.span.closed or 0 < request.decision.forcing < len(self._end):
                 due.append((place, request))
             if logits is not None:

@@ -62,7 +62,7 @@ class ServeBenchmark:
     drafter: ServedDrafter = ServedDrafter()
     """Speculation, the same in all arms."""
     compile: bool = True
-    """Compile the exit rule (the server's setting of that name)."""
+    """Compile the exit rule (the server's setting of that name); without a drafter a CPU has nothing to compile."""
     problems: int = 200
     """Test problems."""
     concurrency: tuple[int, ...] = (1, 4, 16)

@@ -180,6 +180,16 @@ def test_a_token_outside_the_vocabulary_is_a_state_that_was_lost():
     assert step(hook, lives)[0] == [5, -1, -1]
 
 
+def test_a_state_that_is_lost_behind_a_boundary_says_nothing_of_it():
+    live = thinker("a", output=(0, 2, 0), policy=ALWAYS)
+    live.options = replace(live.options, policy=replace(ALWAYS, patience=2))
+    hook = prepared([live], host_hook(ALWAYS))
+    step(hook, [live])
+    assert step(hook, [live])[0] == [-1]  # one boundary of the two that are asked for
+    forced, report = step(hook, [live], tokens=torch.tensor([-1]))
+    assert (forced, report.exits) == ([-1], [])
+
+
 def test_an_id_that_is_used_again_stands_where_the_new_request_stands():
     lives = [thinker(name, output=(0, 2, 0, 2), policy=ALWAYS) for name in "ab"]
     hook = prepared(lives, host_hook(ALWAYS))
